@@ -1,0 +1,205 @@
+/* What the rooms of the host engine know of each other.
+ *
+ * The engine is a CPU implementation of the CUDA driver subset and of the NCCL host API named in
+ * abi/symbols.h. Rooms, and the direction of calls (downwards only):
+ *
+ *   nccl_*.c      communicators, groups, collectives, point to point, shared segments
+ *   driver_*.c    devices, contexts, streams, events, memory, host functions
+ *   reduce.c      NCCL's arithmetic, no state
+ *   config.c journal.c fault.c bell.c    settings, call journal, injected faults, waiting
+ *
+ * Rules
+ *   1. Internal code calls internal names (host_*), never exported ones: another libcuda may be in the
+ *      process.
+ *   2. What is not emulated returns an error and says so in the last-error text; nothing succeeds silently.
+ *   3. No thread exists before it is needed, and each one ends when its stream or device is gone.
+ *   4. Every object starts with a magic number that is overwritten when it is freed, so that a dead handle
+ *      is refused.
+ *   5. Lock order: group (thread-local, no lock) -> communicator -> device -> stream queue. A stream's run
+ *      lock is only ever tried, or taken by a thread that holds no other lock.
+ */
+#ifndef PYNCCL_HOST_H
+#define PYNCCL_HOST_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../abi/prototypes.h"
+
+/* ---- settings (config.c) ------------------------------------------------------------------------- */
+
+typedef enum { HOST_STRICT, HOST_FAITHFUL } host_mode_t;
+typedef enum { HOST_QUICK, HOST_GPULIKE } host_temper_t;
+
+typedef struct {
+    host_mode_t mode;          /* PYNCCL_HOST_MODE: strict (a mismatch is an error) or faithful (it hangs) */
+    host_temper_t temper;      /* PYNCCL_HOST_TEMPER: quick or gpulike */
+    int devices;               /* PYNCCL_HOST_DEVICES, default 8 */
+    bool multi_rank;           /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
+    bool runtime_connect;      /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
+    bool launch_blocking;      /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
+    bool quirk_depth_leak;     /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
+    uint32_t launch_cost_ns;   /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
+    uint32_t launch_depth;     /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
+    uint32_t read_delay_ns;    /* gpulike: upper bound of the random delay before a kernel reads; 200 us */
+    uint64_t seed;             /* PYNCCL_HOST_SEED, for every random choice */
+} host_config_t;
+
+/* The settings; the environment is read once, at the first call of any exported function. */
+const host_config_t *host_config(void);
+
+/* ---- waiting (bell.c) ------------------------------------------------------------------------------ */
+
+/* A doorbell: a futex word that may lie in private or in shared memory. A waiter reads `rung` with
+ * host_bell_look, checks its condition, and then waits for the word to change. */
+typedef struct {
+    _Atomic uint32_t rung;
+    _Atomic uint32_t sleepers;
+} host_bell_t;
+
+static inline uint32_t host_bell_look(host_bell_t *bell) {
+    return atomic_load_explicit(&bell->rung, memory_order_seq_cst);
+}
+void host_bell_ring(host_bell_t *bell);
+/* Sleep until the bell differs from `seen`, at most timeout_ns. Spurious returns are allowed. */
+void host_bell_wait(host_bell_t *bell, uint32_t seen, int64_t timeout_ns);
+int64_t host_now_ns(void); /* CLOCK_MONOTONIC */
+
+/* ---- work on a stream (driver_stream.c) ------------------------------------------------------------ */
+
+typedef enum { HOST_BLOCKED, HOST_DONE } host_progress_t;
+typedef enum { HOST_WORK_KERNEL, HOST_WORK_COPY, HOST_WORK_HOST_FUNCTION, HOST_WORK_MARK } host_work_kind_t;
+
+/* One item in a stream's queue. It is made by a room, pushed by host_stream_submit, run by whoever holds
+ * the stream's run lock (its worker thread, or in the quick temper a poller), and released when it is done.
+ *
+ * `step` never waits: it does what can be done now and answers HOST_BLOCKED or HOST_DONE. Before it looks at
+ * the condition that blocks it, it stores the bell that will ring when the condition may have changed and the
+ * count it saw, so that the runner can sleep on it. With HOST_DONE it may set `status`: anything but
+ * CUDA_SUCCESS becomes the context's sticky error, as after a faulting kernel. */
+typedef struct host_work host_work_t;
+struct host_work {
+    host_work_t *next;
+    host_progress_t (*step)(host_work_t *work);
+    void (*release)(host_work_t *work); /* frees the item; called once, after DONE or when a stream dies */
+    host_work_kind_t kind;
+    size_t bytes;     /* payload; a poller runs items up to HOST_POLL_BYTES only */
+    int device;       /* filled by submit */
+    host_bell_t *bell;
+    uint32_t bell_seen;
+    CUresult status;
+};
+
+#define HOST_POLL_BYTES (16 * 1024)
+#define HOST_POLL_NS (50 * 1000)
+
+/* Queue work on a stream (NULL and the legacy and per-thread handles included), at the launch cost and depth
+ * of the temper. On an error the item is not queued and not released. */
+CUresult host_stream_submit(CUstream stream, host_work_t *work);
+/* The device a stream belongs to, or an error for a dead or foreign handle. */
+CUresult host_stream_device(CUstream stream, int *device);
+CUresult host_stream_capturing(CUstream stream, bool *capturing);
+/* Make `waiter` wait for what is now queued on `signaller` (a record and a wait, in one). */
+CUresult host_stream_follow(CUstream waiter, CUstream signaller);
+
+/* The calling thread's current device: that of its current context, or device 0's primary context made
+ * current on first use where `create` is set; CUDA_ERROR_INVALID_CONTEXT otherwise. */
+CUresult host_current_device(int *device, bool create);
+CUresult host_set_current_device(int device);
+
+/* gpulike: one collective kernel runs at a time on a device, in the order in which they first tried. The
+ * quick temper always answers true. The slot is freed with host_device_leave, also after an abort. */
+bool host_device_enter(int device, host_work_t *kernel);
+void host_device_leave(int device, host_work_t *kernel);
+
+/* Which memory a pointer is in: the engine's own (and of which device), or the process's ordinary memory. */
+typedef struct {
+    bool own;
+    int device;
+    void *base;
+    size_t bytes;
+} host_memory_t;
+void host_memory_find(const void *pointer, host_memory_t *found);
+
+/* ---- arithmetic (reduce.c) ------------------------------------------------------------------------- */
+
+size_t host_type_size(ncclDataType_t type);
+/* accumulator[i] = accumulator[i] op value[i], rounded to the element type at each step (fp8 through half);
+ * ncclAvg is not accepted here: see host_premultiply and host_divide. */
+void host_reduce(void *accumulator, const void *value, size_t count, ncclDataType_t type, ncclRedOp_t op);
+/* values[i] = source[i] * scalar, in the element type; `scalar` points at one element. */
+void host_premultiply(void *values, const void *source, size_t count, ncclDataType_t type, const void *scalar);
+/* The factor 1/ranks rounded to a floating type, as NCCL's average uses it. */
+void host_average_factor(void *scalar, ncclDataType_t type, int ranks);
+/* Integer average: values[i] = values[i] / ranks, truncating towards zero for signed types. */
+void host_divide(void *values, size_t count, ncclDataType_t type, int ranks);
+
+/* ---- journal and faults (journal.c, fault.c) -------------------------------------------------------- */
+
+/* One exported call as a test sees it. The layout is read by ctypes: append only. */
+typedef struct {
+    uint64_t time_ns;
+    uint64_t thread;
+    char function[32];
+    int32_t device; /* the thread's current device, -1 for none */
+    int32_t group_depth;
+    int32_t result; /* ncclResult_t or CUresult */
+    int32_t datatype, op, root; /* -1 where the call has none */
+    uint64_t count;
+    uint64_t comm;   /* the communicator's handle */
+    uint64_t stream; /* the stream's handle */
+    uint64_t object; /* the event, peer buffer or other argument worth knowing */
+    int32_t rank;    /* the communicator's rank, -1 */
+    int32_t reserved;
+} host_call_t;
+
+/* Written at the end of each exported call while the journal is on (off: one relaxed load). */
+bool host_journal_on(void);
+void host_journal_add(const host_call_t *call);
+
+/* Faults. A site names where it may strike: "init", "op", "abort", "destroy", "finalize", "call", "event",
+ * "host_function". `name` is the function's or the operation's name ("ncclAllReduce"), `rank` the
+ * communicator's rank or -1. The first matching rule whose turn it is is taken. */
+typedef enum {
+    HOST_FAULT_NONE,
+    HOST_FAULT_DELAY,       /* ns */
+    HOST_FAULT_FAIL,        /* code: the result to return */
+    HOST_FAULT_STUCK,       /* until aborted; at site "abort" or "destroy", for ns or for ever (0) */
+    HOST_FAULT_KILL,        /* SIGKILL this process */
+    HOST_FAULT_REMOTE,      /* the communicator's async error becomes code, its operation stays stuck */
+    HOST_FAULT_CUDA_ERROR,  /* code becomes the context's sticky error */
+    HOST_FAULT_IN_PROGRESS, /* the call answers ncclInProgress for ns polls */
+    HOST_FAULT_SKIP,        /* a host function is not called */
+    HOST_FAULT_AFFINITY     /* init leaves the calling thread pinned to one CPU */
+} host_fault_kind_t;
+typedef struct {
+    host_fault_kind_t kind;
+    int code;
+    int64_t ns;
+} host_fault_t;
+host_fault_t host_fault_take(const char *site, const char *name, int rank);
+
+/* The text behind ncclGetLastError: one process-wide buffer, as in NCCL. */
+void host_last_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- control: what tests and `python -m pynccl host` use besides the two vendors' names -------------- */
+
+/* Set what the environment sets ("temper", "mode", "faults", "quirks", ...); 0, or -1 for an unknown key or
+ * value. "faults" replaces the whole rule set; "" removes it. */
+PN_EXPORT int pn_host_set(const char *key, const char *value);
+PN_EXPORT void pn_host_journal_start(size_t capacity);
+PN_EXPORT size_t pn_host_journal_read(host_call_t *calls, size_t capacity); /* returns how many there are */
+PN_EXPORT void pn_host_journal_stop(void);
+
+/* Live objects, for leak tests; the layout is read by ctypes: append only. */
+typedef struct {
+    int64_t streams, events, communicators, segments, threads, allocations, work_items, groups_open;
+} host_live_t;
+extern _Atomic int64_t host_live_streams, host_live_events, host_live_communicators, host_live_segments,
+    host_live_threads, host_live_allocations, host_live_work_items;
+PN_EXPORT void pn_host_live(host_live_t *live);
+
+#endif
