@@ -1,0 +1,54 @@
+"""The vendors' headers and libraries that the checks of this folder compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import comparison
+import pytest
+import toolchain
+from declarations import ABI
+
+
+@pytest.fixture(scope="session")
+def nccl_wheel() -> Path:
+    """The installed NCCL wheel. It is a test dependency: to be without it is a failure, not a skip."""
+    folder = toolchain.nccl_wheel()
+    if folder is None:
+        pytest.fail("the NCCL wheel (nvidia-nccl-cu13) is not installed: install pynccl-aio[test]")
+    return folder
+
+
+@pytest.fixture
+def our_side() -> comparison.Side:
+    """Our own headers, all of them."""
+    return comparison.Side('#include "nccl_abi.h"\n#include "dlpack_abi.h"', (ABI,))
+
+
+@pytest.fixture
+def cuda_side() -> comparison.Side:
+    """The real cuda.h."""
+    folders = toolchain.cuda_header_folders()
+    if not folders:
+        pytest.skip(toolchain.NO_CUDA_HEADERS)
+    return comparison.Side(comparison.EXPORTED_NAMES + "#include <cuda.h>", folders)
+
+
+@pytest.fixture(params=["stand-ins", "toolkit"])
+def nccl_side(request: pytest.FixtureRequest, nccl_wheel: Path, tmp_path: Path) -> comparison.Side:
+    """The real nccl.h: over stand-ins for the CUDA headers that it includes, and over the real ones."""
+    header = nccl_wheel / "include"
+    if request.param == "stand-ins":
+        folder = toolchain.write_stand_ins(tmp_path / "stand-ins")
+        return comparison.Side('#include "cuda_abi.h"\n#include <nccl.h>', (folder, header, ABI))
+    cuda: comparison.Side = request.getfixturevalue("cuda_side")
+    return comparison.Side(cuda.include + "\n#include <nccl.h>", (*cuda.folders, header))
+
+
+@pytest.fixture
+def dlpack_side() -> comparison.Side:
+    """The dlpack.h of an installed package, included under its own name."""
+    header = toolchain.dlpack_header()
+    if header is None:
+        pytest.fail("no dlpack.h: apache-tvm-ffi, a test dependency, ships one")
+    return comparison.Side(f'#include "{header.name}"', (header.parent,))
