@@ -31,6 +31,8 @@ class Symbol:
     library: str
     required: bool
     since: int
+    result: str
+    parameters: tuple[str, ...]
 
 
 @dataclass
@@ -115,9 +117,12 @@ def read_symbols(text: str) -> list[Symbol]:
             int(major) * 10000 + int(minor) * 100
             if library == "NCCL"
             else int(major) * 1000 + int(minor) * 10,
+            result.strip(),
+            () if parameters == "void" else tuple(parameters.split(", ")),
         )
-        for need, library, major, minor, name in re.findall(
-            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)\), [\w *]+, (\w+), \(", text
+        for need, library, major, minor, result, name, parameters in re.findall(
+            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)\), ([\w *]+), (\w+), \(([^()]*)\)\)",
+            text,
         )
     ]
     lines = len(re.findall(r"^\s*X\(", text, flags=re.M))
