@@ -42,6 +42,8 @@ typedef struct {
     bool runtime_connect;      /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
     bool launch_blocking;      /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
     bool quirk_depth_leak;     /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
+    bool quirk_no_memory_ops;  /* PYNCCL_HOST_QUIRKS=no-memory-ops: a device without stream memory waits */
+    bool refuse_foreign;       /* PYNCCL_HOST_POINTERS=own: memory that the engine did not give is refused */
     uint32_t launch_cost_ns;   /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
     uint32_t launch_depth;     /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
     uint32_t read_delay_ns;    /* gpulike: upper bound of the random delay before a kernel reads; 200 us */
@@ -64,9 +66,19 @@ static inline uint32_t host_bell_look(host_bell_t *bell) {
     return atomic_load_explicit(&bell->rung, memory_order_seq_cst);
 }
 void host_bell_ring(host_bell_t *bell);
-/* Sleep until the bell differs from `seen`, at most timeout_ns. Spurious returns are allowed. */
+/* Sleep until the bell differs from `seen`, at most timeout_ns (negative: without limit). It spins for about
+ * two microseconds, then yields, then sleeps. Spurious returns are allowed. */
 void host_bell_wait(host_bell_t *bell, uint32_t seen, int64_t timeout_ns);
 int64_t host_now_ns(void); /* CLOCK_MONOTONIC */
+void host_nap_ns(int64_t ns);
+
+static inline void host_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
 
 /* ---- work on a stream (driver_stream.c) ------------------------------------------------------------ */
 
@@ -78,26 +90,36 @@ typedef enum { HOST_WORK_KERNEL, HOST_WORK_COPY, HOST_WORK_HOST_FUNCTION, HOST_W
  *
  * `step` never waits: it does what can be done now and answers HOST_BLOCKED or HOST_DONE. Before it looks at
  * the condition that blocks it, it stores the bell that will ring when the condition may have changed and the
- * count it saw, so that the runner can sleep on it. With HOST_DONE it may set `status`: anything but
- * CUDA_SUCCESS becomes the context's sticky error, as after a faulting kernel. */
+ * count it saw, so that the runner can sleep on it; with no bell, or with `unrung` set, the runner polls
+ * instead, every 30 us at first and every 1 ms at last. A blocked item is stepped again every 100 ms in any
+ * case. With HOST_DONE it may set `status`: anything but CUDA_SUCCESS becomes the context's sticky error, as
+ * after a faulting kernel.
+ *
+ * The bell must stay mapped until the item is released. An item starts as zeros but for what its maker sets.
+ */
 typedef struct host_work host_work_t;
 struct host_work {
     host_work_t *next;
     host_progress_t (*step)(host_work_t *work);
-    void (*release)(host_work_t *work); /* frees the item; called once, after DONE or when a stream dies */
+    void (*release)(host_work_t *work); /* frees the item; called once, after DONE or when its context died */
     host_work_kind_t kind;
     size_t bytes;     /* payload; a poller runs items up to HOST_POLL_BYTES only */
     int device;       /* filled by submit */
     host_bell_t *bell;
     uint32_t bell_seen;
     CUresult status;
+    bool unrung;  /* the condition may come true with no ring: a host store, a time */
+    bool started; /* the runner's */
+    bool counted; /* the runner's: it takes a place in the device's launch queue */
 };
 
 #define HOST_POLL_BYTES (16 * 1024)
 #define HOST_POLL_NS (50 * 1000)
 
 /* Queue work on a stream (NULL and the legacy and per-thread handles included), at the launch cost and depth
- * of the temper. On an error the item is not queued and not released. */
+ * of the temper. On an error the item is not queued and not released. It may step and release the item before
+ * it returns (quick), and it may block the caller (gpulike with a full launch queue, launch_blocking): hold no
+ * lock that a step or a release takes. */
 CUresult host_stream_submit(CUstream stream, host_work_t *work);
 /* The device a stream belongs to, or an error for a dead or foreign handle. */
 CUresult host_stream_device(CUstream stream, int *device);
@@ -108,10 +130,16 @@ CUresult host_stream_follow(CUstream waiter, CUstream signaller);
 /* The calling thread's current device: that of its current context, or device 0's primary context made
  * current on first use where `create` is set; CUDA_ERROR_INVALID_CONTEXT otherwise. */
 CUresult host_current_device(int *device, bool create);
-CUresult host_set_current_device(int device);
+CUresult host_set_current_device(int device); /* as cudaSetDevice; -1 leaves the thread with no context */
+/* The device's sticky error, and a way to set it (the first one stays). */
+CUresult host_device_status(int device);
+void host_device_fail(int device, CUresult error);
+/* Wait until all that is queued on the device now is done; its sticky error ends the wait. */
+CUresult host_device_synchronize(int device);
 
 /* gpulike: one collective kernel runs at a time on a device, in the order in which they first tried. The
- * quick temper always answers true. The slot is freed with host_device_leave, also after an abort. */
+ * quick temper always answers true. Where it answers false it has set the kernel's bell. The slot is freed
+ * with host_device_leave, also after an abort, and at the latest when the kernel is released. */
 bool host_device_enter(int device, host_work_t *kernel);
 void host_device_leave(int device, host_work_t *kernel);
 
@@ -123,6 +151,13 @@ typedef struct {
     size_t bytes;
 } host_memory_t;
 void host_memory_find(const void *pointer, host_memory_t *found);
+/* Memory of a device between guard pages, freed by host_memory_free after the device is drained. */
+CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, void **pointer);
+CUresult host_memory_free(void *pointer);
+/* Make a mapping of another room (a shared segment) count as the device's memory, and forget it again; the
+ * room keeps and unmaps it. */
+CUresult host_memory_adopt(int device, void *base, size_t bytes);
+void host_memory_forget(void *base);
 
 /* ---- arithmetic (reduce.c) ------------------------------------------------------------------------- */
 
@@ -181,6 +216,10 @@ typedef struct {
     int64_t ns;
 } host_fault_t;
 host_fault_t host_fault_take(const char *site, const char *name, int rank);
+/* Rung whenever the rules are replaced, which frees whatever a rule has stuck "for ever". */
+extern host_bell_t host_fault_bell;
+/* Wait for ns (0: for ever), or until the rules are replaced. */
+void host_fault_stall(int64_t ns);
 
 /* The text behind ncclGetLastError: one process-wide buffer, as in NCCL. */
 void host_last_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -199,7 +238,11 @@ typedef struct {
     int64_t streams, events, communicators, segments, threads, allocations, work_items, groups_open;
 } host_live_t;
 extern _Atomic int64_t host_live_streams, host_live_events, host_live_communicators, host_live_segments,
-    host_live_threads, host_live_allocations, host_live_work_items;
+    host_live_threads, host_live_allocations, host_live_work_items, host_live_groups_open;
 PN_EXPORT void pn_host_live(host_live_t *live);
+
+/* A thread of its own holds the driver's lock for so long, as a driver busy elsewhere does. Returns once the
+ * lock is held. */
+PN_EXPORT void pn_host_hold_driver_lock(unsigned int milliseconds);
 
 #endif
