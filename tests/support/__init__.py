@@ -1,0 +1,1 @@
+"""What several test rooms share: an independent reference, and ways to run several ranks."""
