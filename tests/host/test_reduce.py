@@ -1,22 +1,23 @@
 """The host engine's arithmetic (src/host/reduce*.c), alone, against NumPy and ml_dtypes.
 
-Its functions are hidden in the engine, so they are compiled here on their own: as released, with every
-instruction of this machine (where a multiply may be fused with an add), and under the sanitiser for
-undefined behaviour.
+Its functions are hidden in the engine, so they are compiled here on their own: as released, with
+every instruction of this machine (where a multiply may be fused with an add), and under the
+sanitiser for undefined behaviour.
 """
 
 from __future__ import annotations
 
 import ctypes
-import shutil
+import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support import reference
-from tests.support.reference import BFLOAT16, DTYPES, E4M3, E5M2, bits, same
+from support import reference
+from support.reference import BFLOAT16, DTYPES, E4M3, E5M2, bits, same
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "host").glob("reduce*.c"))
 BUILDS = {
@@ -29,13 +30,12 @@ FLOATS = [dtype for dtype in DTYPES if not reference.is_integer(dtype)]
 INTEGERS = [dtype for dtype in DTYPES if reference.is_integer(dtype)]
 NARROW = [np.dtype(np.float16), BFLOAT16, E4M3, E5M2]
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-
 
 @pytest.fixture(scope="module", params=BUILDS)
 def engine(request, tmp_path_factory):
     target = tmp_path_factory.mktemp("reduce") / f"{request.param}.so"
-    command = ["gcc", "-std=gnu11", "-fPIC", "-shared", *BUILDS[request.param]]
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    command = [*compiler, "-std=gnu11", "-fPIC", "-shared", *BUILDS[request.param]]
     subprocess.run([*command, "-o", target, *SOURCES], check=True, timeout=120)
     library = ctypes.CDLL(str(target))
     library.host_type_size.restype = ctypes.c_size_t
@@ -72,8 +72,9 @@ def assert_same(actual, wanted, *inputs):
     if same(actual, wanted):
         return
     wrong = bits(actual) != bits(wanted)
+    got, want = bits(actual), bits(wanted)
     lines = [
-        f"{[hex(bits(x)[i]) for x in inputs]} gave {bits(actual)[i]:#x}, not {bits(wanted)[i]:#x}"
+        f"{[hex(bits(x)[i]) for x in inputs]} gave {got[i]:#x}, not {want[i]:#x}"
         for i in np.flatnonzero(wrong)[:5]
     ]
     pytest.fail(f"{wrong.sum()} of {wrong.size} {actual.dtype} differ: " + "; ".join(lines))
@@ -111,7 +112,7 @@ def test_16_bits_every_pattern_with_chosen_and_random_partners(engine, dtype, op
 
 
 def test_bfloat16_products_below_the_normal_range_round_once(engine):
-    # Around 2^-133 float32 has lost digits as well; the wanted value is rounded from the exact product.
+    # Around 2^-133 float32 has lost digits as well. The wanted value comes from the exact product.
     generator = np.random.default_rng(7)
     mantissa = generator.integers(0, 128, (2, 200_000), dtype=np.uint16)
     exponent = generator.integers(1, 115, 200_000, dtype=np.uint16)
@@ -203,7 +204,7 @@ def test_any_length_and_any_address(engine, dtype):
         assert (np.delete(raw, np.s_[offset : offset + a.nbytes]) == 0xA5).all()
 
 
-# ---- the reference itself, where NumPy or ml_dtypes has the answer or the specification gives it ------
+# ---- the reference itself, where a library or NCCL's rules have the answer ---------------------
 
 
 def test_reference_agrees_with_the_libraries():

@@ -1,9 +1,10 @@
 """What every collective must give, computed with NumPy and ml_dtypes in rank order.
 
-Independent of the host engine: no code of ours is called, and rounding is left to NumPy and ml_dtypes.
-The rules are NCCL's: a step takes two elements and rounds to the element type at once, fp8 goes through
-float16 and saturates, integers wrap, an average of floats multiplies each input by 1/n beforehand and an
-average of integers divides the wrapped sum. Ranks are combined in the order 0, 1, 2, ...
+Independent of the host engine: no code of ours is called, and rounding is left to NumPy and
+ml_dtypes. The rules are NCCL's: a step takes two elements and rounds to the element type at once,
+fp8 goes through float16 and saturates, integers wrap, an average of floats multiplies each input
+by 1/n beforehand and an average of integers divides the wrapped sum. Ranks are combined in the
+order 0, 1, 2, ...
 
 Arrays are one-dimensional and of one dtype; ranks are the positions in a list.
 """
@@ -151,9 +152,9 @@ def expected(
 ) -> Array | None:
     """Return what `rank` must hold afterwards; None where it receives nothing.
 
-    `inputs` holds every rank's array. For reduce_scatter and all_to_all (every rank) and scatter
-    (root) its length is a multiple of the number of ranks. `op` counts for reductions only, `root`
-    for broadcast, reduce, gather and scatter.
+    `inputs` holds every rank's array. For reduce_scatter and all_to_all (every rank) and for
+    scatter (root) its length is a multiple of the number of ranks. `op` counts for reductions
+    only, `root` for broadcast, reduce, gather and scatter.
     """
     ranks = len(inputs)
     if operation == "all_reduce":
@@ -176,8 +177,8 @@ def expected(
 def sample(dtype: np.dtype[Any], count: int, seed: Sequence[int]) -> Array:
     """Return `count` elements that exercise rounding, the same ones for the same seed.
 
-    Integers and narrow floats take every bit pattern; wide floats are of mixed magnitude and sign,
-    with zeros, subnormals, infinities and NaN among them.
+    Integers and narrow floats take every bit pattern; wide floats are of mixed magnitude and
+    sign, with zeros, subnormals, infinities and NaN among them.
     """
     generator = np.random.default_rng(seed)
     if is_integer(dtype) or dtype.itemsize <= 2:
