@@ -1,8 +1,8 @@
-"""Compare what src/abi declares with what a vendor's header declares, by way of the C compiler.
+"""Compare what src/abi declares with what a vendor's header declares, through the compiler.
 
-Two programs print one table of numbers each (enumerators, constants, sizes, alignments, offsets), one from
-our headers and one from the vendor's. Types that no number shows (an int where the vendor has a float) are
-compared by the compiler, in the vendor's program.
+Two programs print one table of numbers each (enumerators, constants, sizes, alignments,
+offsets), one from our headers and one from the vendor's. Types that no number shows (an int
+where the vendor has a float) are compared by the compiler, in the vendor's program.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ VENDOR_SPELLING = {
 }
 # Members whose type differs on purpose; their size and offset are still compared.
 OTHER_TYPE = {
-    ("DLDevice", "device_type"): "an int32_t, since a producer may send codes that no enum of ours names",
+    (
+        "DLDevice",
+        "device_type",
+    ): "an int32_t, since a producer may send codes that no enum of ours names",
 }
-# Makes cuda.h declare every exported name as it is, without the macros that rename old ones to new.
+# Makes cuda.h declare every exported name as it is, with no macro that renames an old one.
 EXPORTED_NAMES = "#define __CUDA_API_VERSION_INTERNAL\n"
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: the lines that include its headers, and the folders they lie in."""
+    """One side of a comparison: the lines that include its headers, and their folders."""
 
     include: str
     folders: tuple[Path, ...]
@@ -84,12 +87,18 @@ def differences(header: Header, ours: Side, vendors: Side, directory: Path) -> l
             return [complaint]
         tables.append(toolchain.run_table(binary))
     mine, theirs = tables
-    return [f"{name}: ours {mine[name]}, vendor {theirs[name]}" for name in mine if mine[name] != theirs[name]]
+    return [
+        f"{name}: ours {mine[name]}, vendor {theirs[name]}"
+        for name in mine
+        if mine[name] != theirs[name]
+    ]
 
 
 def prototype_complaint(vendors: Side, abi: Path, directory: Path) -> str:
-    """What the compiler says of prototypes.h after the vendor's headers; empty when they agree."""
-    source = f'{vendors.include}\n#define PYNCCL_ABI_TYPES_FROM_VENDOR\n#include "prototypes.h"\n'
+    """What the compiler says of prototypes.h after the vendor's headers; empty is good."""
+    source = (
+        f'{vendors.include}\n#define PYNCCL_ABI_TYPES_FROM_VENDOR\n#include "prototypes.h"\n'
+    )
     return toolchain.compile_c(
         source, directory, include=vendors.folders, flags=("-fsyntax-only", "-I", str(abi))
     )[1]
@@ -98,8 +107,10 @@ def prototype_complaint(vendors: Side, abi: Path, directory: Path) -> str:
 def undeclared(vendors: Side, symbols: list[Symbol], directory: Path) -> str:
     """What the compiler says when each name is used with the vendor's headers alone.
 
-    A name that the vendor does not know would pass as a prototype: a new declaration never clashes.
+    A name that the vendor does not know would pass as a prototype, for want of a clash.
     """
     uses = "\n".join(f"    (void)&{symbol.name};" for symbol in symbols)
     source = f"{vendors.include}\nint main(void) {{\n{uses}\n    return 0;\n}}\n"
-    return toolchain.compile_c(source, directory, include=vendors.folders, flags=("-fsyntax-only",))[1]
+    return toolchain.compile_c(
+        source, directory, include=vendors.folders, flags=("-fsyntax-only",)
+    )[1]

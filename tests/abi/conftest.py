@@ -12,10 +12,12 @@ from declarations import ABI
 
 @pytest.fixture(scope="session")
 def nccl_wheel() -> Path:
-    """The installed NCCL wheel. It is a test dependency: to be without it is a failure, not a skip."""
+    """The installed NCCL wheel. It is a test dependency, so its absence is no skip."""
     folder = toolchain.nccl_wheel()
     if folder is None:
-        pytest.fail("the NCCL wheel (nvidia-nccl-cu13) is not installed: install pynccl-aio[test]")
+        pytest.fail(
+            "the NCCL wheel (nvidia-nccl-cu13) is not installed: install pynccl-aio[test]"
+        )
     return folder
 
 
@@ -35,12 +37,16 @@ def cuda_side() -> comparison.Side:
 
 
 @pytest.fixture(params=["stand-ins", "toolkit"])
-def nccl_side(request: pytest.FixtureRequest, nccl_wheel: Path, tmp_path: Path) -> comparison.Side:
-    """The real nccl.h: over stand-ins for the CUDA headers that it includes, and over the real ones."""
+def nccl_side(
+    request: pytest.FixtureRequest, nccl_wheel: Path, tmp_path: Path
+) -> comparison.Side:
+    """The real nccl.h: over stand-ins for the CUDA headers it includes, and over real ones."""
     header = nccl_wheel / "include"
     if request.param == "stand-ins":
         folder = toolchain.write_stand_ins(tmp_path / "stand-ins")
-        return comparison.Side('#include "cuda_abi.h"\n#include <nccl.h>', (folder, header, ABI))
+        return comparison.Side(
+            '#include "cuda_abi.h"\n#include <nccl.h>', (folder, header, ABI)
+        )
     cuda: comparison.Side = request.getfixturevalue("cuda_side")
     return comparison.Side(cuda.include + "\n#include <nccl.h>", (*cuda.folders, header))
 

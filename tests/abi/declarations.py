@@ -1,8 +1,9 @@
 """Read the names that src/abi declares, so that a check made from them can forget none.
 
-The headers there are written in a small part of C (no bit fields, no conditional declarations, one
-declarator per member), which is what keeps this reader short. `read_header` refuses a typedef that it
-cannot place, so that a declaration outside that part of C is an error and not a gap.
+The headers there are written in a small part of C (no bit fields, no conditional declarations,
+one declarator per member), which is what keeps this reader short. `read_header` refuses a
+typedef that it cannot place, so that a declaration outside that part of C is an error and not
+a gap.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ABI = ROOT / "src" / "abi"
 
 @dataclass(frozen=True)
 class Member:
-    """One member of a struct: its name, and its type with the name taken out (`int (*)(void)`)."""
+    """One member of a struct: its name, and its type without it (`int (*)(void)`)."""
 
     name: str
     type: str
@@ -50,7 +51,7 @@ def without_comments(text: str) -> str:
 
 
 def read_header(text: str) -> Header:
-    """The declarations in the text of a header of src/abi. Raises ValueError for one it cannot read."""
+    """The declarations of a header's text. Raises ValueError for one it cannot read."""
     text = without_comments(text)
     header = Header()
     for name, value in re.findall(r"^#define[ \t]+(\w+)[ \t]+(\S.*)$", text, flags=re.M):
@@ -82,10 +83,10 @@ def _place(declaration: str, header: Header) -> None:
         header.enumerators += names
     elif body := re.fullmatch(r"typedef struct(?: \w+)? \{(.*)\} (\w+)", declaration):
         header.structs[body[2]] = _members(body[1])
-    elif body := re.fullmatch(r"typedef [^{}]*?\(\*(\w+)\)\([^{}]*\)", declaration):
-        header.aliases[body[1]] = declaration
-    elif body := re.fullmatch(r"typedef [^{}()]*?(\w+)", declaration):
-        header.aliases[body[1]] = declaration
+    elif body := re.fullmatch(
+        r"typedef [^{}]*?\(\*(?=\w+\)\()(\w+).*|typedef [^{}()]*?(\w+)", declaration
+    ):
+        header.aliases[body[1] or body[2]] = declaration
     else:
         raise ValueError(f"a declaration that the checks cannot read: {declaration!r}")
 
@@ -107,7 +108,7 @@ def _members(body: str) -> list[Member]:
 
 
 def read_symbols(text: str) -> list[Symbol]:
-    """The lines of symbols.h, in order. Raises ValueError where a line that looks like one is not read."""
+    """The lines of symbols.h, in order. ValueError where what looks like one is not read."""
     text = without_comments(text)
     symbols = [
         Symbol(
@@ -121,7 +122,8 @@ def read_symbols(text: str) -> list[Symbol]:
             () if parameters == "void" else tuple(parameters.split(", ")),
         )
         for need, library, major, minor, result, name, parameters in re.findall(
-            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)\), ([\w *]+), (\w+), \(([^()]*)\)\)",
+            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)\), "
+            r"([\w *]+), (\w+), \(([^()]*)\)\)",
             text,
         )
     ]
@@ -132,8 +134,8 @@ def read_symbols(text: str) -> list[Symbol]:
 
 
 def our_header(name: str) -> Header:
-    return read_header((ABI / name).read_text())
+    return read_header((ABI / name).read_text("utf-8"))
 
 
 def our_symbols() -> list[Symbol]:
-    return read_symbols((ABI / "symbols.h").read_text())
+    return read_symbols((ABI / "symbols.h").read_text("utf-8"))

@@ -1,8 +1,8 @@
 """Run the probes against one library: `python probe_child.py LIBRARY [PROBE ...]`.
 
-Prints one JSON line a probe, {"probe": name, "results": [...]}, as soon as it is done, so that a probe that
-kills the process is known by its missing line. Each probe has a thread of its own: the state of a group is a
-thread's, so what one probe leaves behind ends with its thread.
+Prints one JSON line a probe, {"probe": name, "results": [...]}, as soon as it is done, so that
+a probe that kills the process is known by its missing line. Each probe has a thread of its
+own: the state of a group is a thread's, so what one probe leaves behind ends with its thread.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ctypes
 import json
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from declarations import our_symbols
 from probes import PROBES, Call, Probe
@@ -34,10 +34,10 @@ class Sized(ctypes.Structure):
 
 
 class Scratch:
-    """The memory that the arguments of one probe point at, by name. Pointers begin as a value to spot."""
+    """The memory that the arguments of one probe point at, by name."""
 
     def __init__(self) -> None:
-        self.memory: dict[str, ctypes._SimpleCData[int] | ctypes.Structure | ctypes.Array] = {
+        self.memory: dict[str, Any] = {
             "int": ctypes.c_int(-7),
             "pointer": ctypes.c_void_p(),
             "id": UniqueId(),
@@ -61,6 +61,9 @@ class Scratch:
         return value
 
 
+Functions = dict[str, Any]  # ctypes has no public name for the type of a function
+
+
 def c_type(parameter: str) -> type:
     """The ctypes type of a parameter's text, as symbols.h has it."""
     words = parameter.rsplit(" ", 1)[0].removeprefix("const ")
@@ -69,7 +72,7 @@ def c_type(parameter: str) -> type:
     return {"size_t": ctypes.c_size_t, "ncclUniqueId": UniqueId}.get(words, ctypes.c_int)
 
 
-def load(path: str) -> dict[str, Callable[..., int | bytes]]:
+def load(path: str) -> Functions:
     """The functions of symbols.h that the library has, typed from symbols.h."""
     library = ctypes.CDLL(path)
     functions = {}
@@ -81,9 +84,7 @@ def load(path: str) -> dict[str, Callable[..., int | bytes]]:
     return functions
 
 
-def run_call(
-    functions: dict[str, Callable[..., int | bytes]], scratch: Scratch, call: Call
-) -> int | str | None:
+def run_call(functions: Functions, scratch: Scratch, call: Call) -> int | str | None:
     arguments = [
         scratch.memory["id"] if kind is UniqueId else scratch.argument(value)
         for kind, value in zip(functions[call.function].argtypes, call.arguments, strict=True)
@@ -92,7 +93,7 @@ def run_call(
     return result.decode() if isinstance(result, bytes) else result
 
 
-def run_probe(functions: dict[str, Callable[..., int | bytes]], probe: Probe) -> list[object]:
+def run_probe(functions: Functions, probe: Probe) -> list[object]:
     scratch = Scratch()
     results: list[object] = [run_call(functions, scratch, call) for call in probe.calls]
     return results + [scratch.read(name) for name in probe.reads]
@@ -107,7 +108,8 @@ def main() -> None:
         results: list[object] = []
         if all(call.function in functions for call in probe.calls):
             thread = threading.Thread(
-                target=lambda into, probe: into.extend(run_probe(functions, probe)), args=(results, probe)
+                target=lambda into, probe: into.extend(run_probe(functions, probe)),
+                args=(results, probe),
             )
             thread.start()
             thread.join()

@@ -1,9 +1,9 @@
-"""What NCCL answers where no GPU is needed to ask: one table, run against every library we can load.
+"""What NCCL answers where no GPU is needed to ask: one table for every library we can load.
 
-The real libnccl shows that the table is right, and the host engine and any other engine are held to the same
-table. A probe is a sequence of calls on one thread. An argument is a number, None for NULL, or the name of a
-piece of scratch memory (probe_child.Scratch) whose address is passed; an ncclUniqueId passed by value is the
-memory "id" whatever is written in the table.
+The real libnccl shows that the table is right, and the host engine and any other engine are
+held to the same table. A probe is a sequence of calls on one thread. An argument is a number,
+None for NULL, or the name of a piece of scratch memory (probe_child.Scratch) whose address is
+passed; an ncclUniqueId passed by value is the memory "id" whatever is written in the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ONE, ZERO = 1, 0
 
 @dataclass(frozen=True)
 class Call:
-    """One call, and what it must return: a code, a text, or any one of several; () is anything."""
+    """One call, and what it must return: any one of these codes or texts; () is anything."""
 
     function: str
     arguments: tuple[Argument, ...]
@@ -31,8 +31,8 @@ class Call:
 class Probe:
     """A sequence of calls that shows one rule.
 
-    `reads` names scratch memory whose final content joins the results, and `finally_` is what it must be
-    (left out where a test of its own looks at it).
+    `reads` names scratch memory whose final content joins the results, and `finally_` is what
+    it must be (left out where a test of its own looks at it).
     `without_gpu` is for answers that only a machine without a GPU gives.
     """
 
@@ -51,7 +51,7 @@ def call(function: str, *arguments: Argument, gives: int | str | tuple[int | str
 START = call("ncclGroupStart", gives=SUCCESS)
 END = call("ncclGroupEnd", gives=SUCCESS)
 END_REFUSED = call("ncclGroupEnd", gives=USAGE)
-# A library that leaked its group depth answers this once with success; then the depth is repaired.
+# A library that leaked its group depth answers this once with success, and is then repaired.
 END_MAY_REPAIR = call("ncclGroupEnd", gives=(SUCCESS, USAGE))
 
 ERROR_TEXTS = (
@@ -92,16 +92,23 @@ NULL_COMMUNICATOR_QUERIES: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("ncclCommRegister", (None, "bytes", 64, "pointer")),
 )
 
-BAD_ALL_REDUCE = call("ncclAllReduce", "bytes", "bytes", ONE, FLOAT32, SUM, None, None, gives=ARGUMENT)
+BAD_ALL_REDUCE = call(
+    "ncclAllReduce", "bytes", "bytes", ONE, FLOAT32, SUM, None, None, gives=ARGUMENT
+)
 
 VERSION, LAST_ERROR, UNIQUE_IDS, KEYS = "version", "last error", "unique ids", "parameter keys"
 
 PROBES: tuple[Probe, ...] = (
-    Probe(VERSION, "one number", (call("ncclGetVersion", "int", gives=SUCCESS),), reads=("int",)),
+    Probe(
+        VERSION, "one number", (call("ncclGetVersion", "int", gives=SUCCESS),), reads=("int",)
+    ),
     Probe(
         UNIQUE_IDS,
         "ids need no GPU, are 128 bytes, and no two are the same",
-        (call("ncclGetUniqueId", "id", gives=SUCCESS), call("ncclGetUniqueId", "id2", gives=SUCCESS)),
+        (
+            call("ncclGetUniqueId", "id", gives=SUCCESS),
+            call("ncclGetUniqueId", "id2", gives=SUCCESS),
+        ),
         reads=("id", "id2"),
     ),
     Probe(
@@ -125,7 +132,11 @@ PROBES: tuple[Probe, ...] = (
         "each code has its text, and a code that is none is called unknown",
         tuple(
             call("ncclGetErrorString", code, gives=text)
-            for code, text in (*enumerate(ERROR_TEXTS), (-1, ERROR_TEXTS[-1]), (99, ERROR_TEXTS[-1]))
+            for code, text in (
+                *enumerate(ERROR_TEXTS),
+                (-1, ERROR_TEXTS[-1]),
+                (99, ERROR_TEXTS[-1]),
+            )
         ),
     ),
     Probe(
@@ -134,8 +145,16 @@ PROBES: tuple[Probe, ...] = (
         (call("ncclGetUniqueId", None, gives=ARGUMENT),),
     ),
     # ---- groups
-    Probe("end without start", "End at depth 0 is invalid usage and changes nothing", (END_REFUSED,) * 2),
-    Probe("start and end", "an empty group ends well, and is then closed", (START, END, END_REFUSED)),
+    Probe(
+        "end without start",
+        "End at depth 0 is invalid usage and changes nothing",
+        (END_REFUSED,) * 2,
+    ),
+    Probe(
+        "start and end",
+        "an empty group ends well, and is then closed",
+        (START, END, END_REFUSED),
+    ),
     Probe(
         "nested groups",
         "an inner End returns success; only as many Ends as Starts are taken",
@@ -164,7 +183,7 @@ PROBES: tuple[Probe, ...] = (
     *(
         Probe(
             f"{function} on NULL",
-            "an operation on a NULL communicator is an invalid argument and leaves no group open",
+            "an operation on NULL is an invalid argument and leaves no group open",
             (call(function, *arguments, gives=ARGUMENT), END_REFUSED),
         )
         for function, arguments in NULL_COMMUNICATOR_OPERATIONS
@@ -185,7 +204,7 @@ PROBES: tuple[Probe, ...] = (
     *(
         Probe(
             f"{function} on NULL in a group",
-            "a query on a NULL communicator is an invalid argument and does not poison the group",
+            "a query on NULL is an invalid argument and does not poison the group",
             (START, call(function, *arguments, gives=ARGUMENT), END, END_REFUSED),
         )
         for function, arguments in NULL_COMMUNICATOR_QUERIES
@@ -193,12 +212,18 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "a bad data type on NULL",
         "the communicator is looked at before the other arguments; both are invalid arguments",
-        (call("ncclAllReduce", "bytes", "bytes", ONE, 99, SUM, None, None, gives=ARGUMENT), END_REFUSED),
+        (
+            call("ncclAllReduce", "bytes", "bytes", ONE, 99, SUM, None, None, gives=ARGUMENT),
+            END_REFUSED,
+        ),
     ),
     Probe(
         "no elements on NULL",
         "a count of zero is dropped only after the checks",
-        (call("ncclAllReduce", None, None, ZERO, FLOAT32, SUM, None, None, gives=ARGUMENT), END_REFUSED),
+        (
+            call("ncclAllReduce", None, None, ZERO, FLOAT32, SUM, None, None, gives=ARGUMENT),
+            END_REFUSED,
+        ),
     ),
     # ---- the end of a communicator
     *(
@@ -221,7 +246,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe(
         "deregister of NULL",
-        "the communicator is looked at before the handle, so that two NULLs are an invalid argument",
+        "the communicator is looked at before the handle: two NULLs are an invalid argument",
         (call("ncclCommDeregister", None, None, gives=ARGUMENT),),
     ),
     # ---- parameters
@@ -234,7 +259,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe(
         "the text of an unknown parameter",
-        "reading a key that NCCL does not know is an invalid argument and gives NULL of length 0",
+        "reading an unknown key is an invalid argument and gives NULL of length 0",
         (call("ncclParamGetParameter", "unknown key", "pointer", "int", gives=ARGUMENT),),
         reads=("pointer", "int"),
         finally_=(None, 0),

@@ -22,7 +22,10 @@ def test_cuda_header_agrees(cuda_side: Side, our_side: Side, tmp_path: Path) -> 
 
 
 def test_dlpack_header_agrees(dlpack_side: Side, our_side: Side, tmp_path: Path) -> None:
-    assert comparison.differences(our_header("dlpack_abi.h"), our_side, dlpack_side, tmp_path) == []
+    assert (
+        comparison.differences(our_header("dlpack_abi.h"), our_side, dlpack_side, tmp_path)
+        == []
+    )
 
 
 def test_prototypes_agree(nccl_side: Side, tmp_path: Path) -> None:
@@ -41,10 +44,16 @@ def test_cuda_declares_every_symbol(cuda_side: Side, tmp_path: Path) -> None:
 
 
 def test_driver_functions_are_as_old_as_we_say(cuda_side: Side) -> None:
-    """cudaTypedefs.h names a function-pointer type after the release that brought each version."""
-    path = next(folder / "cudaTypedefs.h" for folder in cuda_side.folders if (folder / "cuda.h").is_file())
+    """cudaTypedefs.h names a type after the release that brought each version of a function."""
+    path = next(
+        folder / "cudaTypedefs.h"
+        for folder in cuda_side.folders
+        if (folder / "cuda.h").is_file()
+    )
     releases: dict[str, int] = {}
-    for name, release in re.findall(r"\bPFN_(cu\w+?)_v(\d+)(?:_ptsz)?\b", path.read_text()):
+    for name, release in re.findall(
+        r"\bPFN_(cu\w+?)_v(\d+)(?:_ptsz)?\b", path.read_text("utf-8")
+    ):
         releases[name] = min(int(release), releases.get(name, 1 << 30))
     for symbol in our_symbols():
         if symbol.library == "cuda":
@@ -57,12 +66,16 @@ def test_symbols_are_listed_once() -> None:
 
 
 def test_what_nccl_2_18_had_is_required() -> None:
-    """2.18 is the oldest library that is taken: what it has is REQUIRED, what came later cannot be."""
-    wrong = [s.name for s in our_symbols() if s.library == "nccl" and s.required != (s.since <= 21800)]
+    """2.18 is the oldest library that is taken: only what it has can be REQUIRED."""
+    wrong = [
+        s.name
+        for s in our_symbols()
+        if s.library == "nccl" and s.required != (s.since <= 21800)
+    ]
     assert wrong == []
 
 
-# ---- the guards can fail ---------------------------------------------------------------------------------
+# ---- the guards can fail ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -72,7 +85,7 @@ def planted(tmp_path: Path) -> Path:
 
 
 def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
+    text = path.read_text("utf-8")
     assert text.count(old) == 1, f"{old!r} is not in {path.name} exactly once"
     path.write_text(text.replace(old, new))
 
@@ -94,7 +107,11 @@ def test_a_wrong_prototype_is_caught(
 
 def test_an_invented_function_is_caught(nccl_side: Side, planted: Path, tmp_path: Path) -> None:
     replace(planted / "symbols.h", " ncclBcast,", " ncclBroadcastInto,")
-    symbols = [s for s in read_symbols((planted / "symbols.h").read_text()) if s.library == "nccl"]
+    symbols = [
+        s
+        for s in read_symbols((planted / "symbols.h").read_text("utf-8"))
+        if s.library == "nccl"
+    ]
     assert "ncclBroadcastInto" in comparison.undeclared(nccl_side, symbols, tmp_path)
 
 
@@ -112,7 +129,7 @@ def test_a_wrong_declaration_is_caught(
     nccl_side: Side, planted: Path, tmp_path: Path, old: str, new: str, named: str
 ) -> None:
     replace(planted / "nccl_abi.h", old, new)
-    header = read_header((planted / "nccl_abi.h").read_text())
+    header = read_header((planted / "nccl_abi.h").read_text("utf-8"))
     ours = Side('#include "nccl_abi.h"', (planted,))
     assert named in "\n".join(comparison.differences(header, ours, nccl_side, tmp_path))
 
@@ -139,14 +156,14 @@ def test_a_symbol_line_that_cannot_be_read_is_refused() -> None:
 def test_the_reader_sees_the_whole_of_our_headers() -> None:
     """Counted by the compiler's own preprocessor-free words, so that a silent gap shows."""
     for name in ("nccl_abi.h", "cuda_abi.h", "dlpack_abi.h"):
-        text = (ABI / name).read_text()
+        text = (ABI / name).read_text("utf-8")
         header = our_header(name)
         enums = len(re.findall(r"\btypedef enum\b", text))
         read = len(header.structs) + len(header.aliases) + enums
         assert read == len(re.findall(r"^typedef\b", text, flags=re.M)), name
 
 
-# ---- where headers are looked for -------------------------------------------------------------------------
+# ---- where headers are looked for ------------------------------------------------------------
 
 
 def test_cuda_home_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,16 +63,21 @@ def compile_c(
 def run_table(binary: Path) -> dict[str, int]:
     """Run a program that prints `name value` lines."""
     done = subprocess.run([str(binary)], capture_output=True, text=True, timeout=60, check=True)
-    return {name: int(value) for name, value in (line.rsplit(" ", 1) for line in done.stdout.splitlines())}
+    return {
+        name: int(value)
+        for name, value in (line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    }
 
 
 def site_folders() -> list[Path]:
     folders = [sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), *sys.path]
-    return [Path(folder) for folder in dict.fromkeys(folders) if folder and Path(folder).is_dir()]
+    return [
+        Path(folder) for folder in dict.fromkeys(folders) if folder and Path(folder).is_dir()
+    ]
 
 
 def nccl_wheel() -> Path | None:
-    """The folder of the installed NCCL wheel, which holds include/nccl.h and lib/libnccl.so.2."""
+    """The folder of the installed NCCL wheel: include/nccl.h and lib/libnccl.so.2 are in it."""
     for site in site_folders():
         folder = site / "nvidia" / "nccl"
         if (folder / "include" / "nccl.h").is_file():
@@ -90,8 +95,8 @@ def write_stand_ins(directory: Path) -> Path:
 def cuda_header_folders() -> tuple[Path, ...]:
     """Folders that hold cuda.h and what it needs, or an empty tuple.
 
-    CUDA_HOME wins over /usr/local/cuda, and both over the wheels; the wheels split the toolkit into
-    several folders, all of which are given.
+    CUDA_HOME wins over /usr/local/cuda, and both over the wheels; the wheels split the toolkit
+    into several folders, all of which are given.
     """
     for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
         if home and (Path(home) / "include" / "cuda.h").is_file():
@@ -118,7 +123,7 @@ def dlpack_header() -> Path | None:
 
 
 def _dlpack_version(header: Path) -> tuple[int, ...]:
-    text = header.read_text()
+    text = header.read_text("utf-8")
     return tuple(
         int(match[1])
         for part in ("MAJOR", "MINOR")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tree
 
-# From the ground up. A module may import what stands on a lower line, or beside it on its own line.
+# From the ground up. A module may import what stands on a lower line, or on its own line.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl.errors", "pynccl.types"),
     ("pynccl.config",),
@@ -33,7 +33,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PUBLIC = {"errors", "types", "config", "testing", "__init__", "__main__"}
 # What a package may see of pynccl, where that is less than everything below it.
 ONLY = {"pynccl._bootstrap": ("pynccl.errors", "pynccl._bootstrap")}
-C_ROOMS = {"abi": ("abi",), "bind": ("bind", "abi"), "host": ("host", "abi"), "noop": ("noop", "abi")}
+C_ROOMS = {
+    "abi": ("abi",),
+    "bind": ("bind", "abi"),
+    "host": ("host", "abi"),
+    "noop": ("noop", "abi"),
+}
 FORBIDDEN_HEADERS = re.compile(r"Python\.h|numpy/|cuda|nccl\.h|dlpack/")
 
 
@@ -55,7 +60,7 @@ def layer(module: str) -> int | None:
 
 
 def imports(path: Path, root: Path) -> Iterator[str]:
-    """Every module or name of pynccl that a Python or Cython file imports or cimports, fully spelt.
+    """Every module or name of pynccl that a file imports or cimports, fully spelt.
 
     Imports inside functions and under TYPE_CHECKING count: they are arrows all the same.
     """
@@ -75,7 +80,7 @@ def imports(path: Path, root: Path) -> Iterator[str]:
 
 def _statements(path: Path) -> Iterator[tuple[str, int, list[str]]]:
     """(module, leading dots, names) of each import; names is empty for `import module`."""
-    text = path.read_text()
+    text = path.read_text("utf-8")
     if path.suffix in (".py", ".pyi"):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
@@ -127,7 +132,9 @@ def python_arrows(root: Path) -> list[str]:
                 if other is not None and other > height:
                     breaches.append(f"{where}, which is above it")
                 for package, allowed in ONLY.items():
-                    if _inside(module, package) and not any(_inside(target, a) for a in allowed):
+                    if _inside(module, package) and not any(
+                        _inside(target, a) for a in allowed
+                    ):
                         breaches.append(f"{where}, but may see only {', '.join(allowed)}")
     return breaches
 
@@ -140,7 +147,8 @@ def python_cycles(root: Path) -> list[str]:
     """Modules of one layer that import each other in a circle."""
     known = modules(root)
     graph = {
-        module: {_target(name, known) for path in paths for name in imports(path, root)} - {module}
+        module: {_target(name, known) for path in paths for name in imports(path, root)}
+        - {module}
         for module, paths in known.items()
     }
     done: set[str] = set()
@@ -164,7 +172,9 @@ def module_names(root: Path) -> list[str]:
     return [
         f"pynccl/{path.name}: neither a public module nor private (_{path.name})"
         for path in tree.files(root, "pynccl", suffixes=(".py", ".pyx"))
-        if path.parent == root / "pynccl" and path.stem not in PUBLIC and not path.stem.startswith("_")
+        if path.parent == root / "pynccl"
+        and path.stem not in PUBLIC
+        and not path.stem.startswith("_")
     ]
 
 
@@ -172,16 +182,18 @@ def extern_declarations(root: Path) -> list[str]:
     """C declared outside a .pxd, or a .pyx that is pasted into another."""
     breaches = []
     for path in tree.files(root, "pynccl", suffixes=(".pyx",)):
-        text = path.read_text()
+        text = path.read_text("utf-8")
         if re.search(r"^\s*cdef extern\b", text, flags=re.M):
-            breaches.append(f"{path.relative_to(root)}: declares C; declarations belong in a .pxd")
+            breaches.append(
+                f"{path.relative_to(root)}: declares C; declarations belong in a .pxd"
+            )
         if re.search(r"^\s*include\b", text, flags=re.M):
             breaches.append(f"{path.relative_to(root)}: includes another source file")
     return breaches
 
 
 def c_arrows(root: Path) -> list[str]:
-    """Includes that leave a C room for one it must not know, or that bring in Python or a vendor."""
+    """Includes that leave a C room for one it must not know, or bring in Python or a vendor."""
     breaches = []
     for path in tree.files(root, "src", suffixes=(".c", ".h")):
         room = path.relative_to(root / "src").parts[0]
@@ -189,7 +201,9 @@ def c_arrows(root: Path) -> list[str]:
         if room not in C_ROOMS:
             breaches.append(f"{where}: lies in a room that has no rule")
             continue
-        for quote, name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)', path.read_text(), re.M):
+        for quote, name in re.findall(
+            r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)', path.read_text("utf-8"), re.M
+        ):
             if quote == "<":
                 if FORBIDDEN_HEADERS.match(name):
                     breaches.append(f"{where}: includes <{name}>")
@@ -197,5 +211,7 @@ def c_arrows(root: Path) -> list[str]:
             source, target = (root / "src").resolve(), (path.parent / name).resolve()
             inside = target.is_relative_to(source) and target.relative_to(source).parts[0]
             if inside not in C_ROOMS[room]:
-                breaches.append(f'{where}: includes "{name}", but {room} knows only {C_ROOMS[room]}')
+                breaches.append(
+                    f'{where}: includes "{name}", but {room} knows only {C_ROOMS[room]}'
+                )
     return breaches

@@ -1,4 +1,4 @@
-"""Rules about the text of every file: its size, its name, and what must not be written in it."""
+"""Rules about the text of every file: its size, its name, and what must not stand in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ NOT_ASCII = re.compile("[\u2018\u2019\u201c\u201d\u00a0\u200b]")
 
 def too_long(root: Path) -> list[str]:
     """Files over the limit of 500 lines."""
-    counts = {path: len(path.read_text().splitlines()) for path in tree.files(root, *tree.ROOMS)}
-    return [f"{p.relative_to(root)}: {n} lines, over {LIMIT}" for p, n in counts.items() if n > LIMIT]
+    counts = {
+        path: len(path.read_text("utf-8").splitlines())
+        for path in tree.files(root, *tree.ROOMS)
+    }
+    return [
+        f"{p.relative_to(root)}: {n} lines, over {LIMIT}"
+        for p, n in counts.items()
+        if n > LIMIT
+    ]
 
 
 def vague_names(root: Path) -> list[str]:
@@ -35,8 +42,8 @@ def bad_words(root: Path) -> list[str]:
     """Promises instead of work, paths of a machine, typographic quotes and invisible spaces."""
     breaches = []
     for path in tree.files(root, *tree.ROOMS):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             for pattern in (PROMISES, MACHINE, NOT_ASCII):
                 if found := pattern.search(line):
-                    breaches.append(f"{path.relative_to(root)}:{number}: {ascii(found[0])}")
+                    breaches.append(f"{path.relative_to(root)}:{number}: {found[0]!a}")
     return breaches

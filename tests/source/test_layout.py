@@ -23,26 +23,40 @@ def test_tree_is_in_order(check: object) -> None:
     assert check(tree.ROOT) == []
 
 
-# ---- the guards can fail: one planted fault each ---------------------------------------------------------
+# ---- the guards can fail: one planted fault each ---------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("file", "text", "breach"),
     [
         ("_work.py", "from pynccl._reactor import Reactor", "_reactor, which is above it"),
-        ("_work.py", "def f():\n    from pynccl import _reactor", "_reactor, which is above it"),
+        (
+            "_work.py",
+            "def f():\n    from pynccl import _reactor",
+            "_reactor, which is above it",
+        ),
         ("_work.py", "import pynccl._communicator", "_communicator, which is above it"),
         ("_work.py", "from pynccl import connect", "imports pynccl, which is above it"),
         ("_native/view.pyx", "from pynccl._native.ops cimport issue", "ops, which is above it"),
-        ("_native/view.pyx", "from .ops cimport (\n    issue,\n    drain)", "ops, which is above it"),
+        (
+            "_native/view.pyx",
+            "from .ops cimport (\n    issue,\n    drain)",
+            "ops, which is above it",
+        ),
         ("_native/engine.pxd", "cimport pynccl._native.handles", "handles, which is above it"),
         ("_native/engine.pxd", "from . cimport abi, handles", "handles, which is above it"),
-        ("_bootstrap/session.py", "from pynccl._native import engine", "may see only pynccl.errors"),
+        (
+            "_bootstrap/session.py",
+            "from pynccl._native import engine",
+            "may see only pynccl.errors",
+        ),
         ("_bootstrap/session.py", "from ..types import Op", "may see only pynccl.errors"),
         ("strange.py", "", "pynccl.strange: stands in no layer"),
     ],
 )
-def test_an_arrow_that_runs_up_is_caught(tmp_path: Path, file: str, text: str, breach: str) -> None:
+def test_an_arrow_that_runs_up_is_caught(
+    tmp_path: Path, file: str, text: str, breach: str
+) -> None:
     tree.write(tmp_path, "pynccl/_communicator.py", "")
     tree.write(tmp_path, f"pynccl/{file}", text)
     assert breach in "\n".join(layout.python_arrows(tmp_path))
@@ -52,7 +66,10 @@ def test_an_arrow_that_runs_up_is_caught(tmp_path: Path, file: str, text: str, b
     ("file", "text"),
     [
         ("_reactor.py", "from pynccl._work import Work\nimport pynccl.errors, asyncio\n"),
-        ("_native/ops.pyx", "from pynccl._native.view cimport View  # and ops itself\nimport numpy\n"),
+        (
+            "_native/ops.pyx",
+            "from pynccl._native.view cimport View  # and ops itself\nimport numpy\n",
+        ),
         ("_bootstrap/session.py", "from . import frames\nfrom .frames import Frame\n"),
         ("_tools/bench.py", "import pynccl\nfrom pynccl._tools import info\n"),
         ("testing.py", "from pynccl import connect\n"),
@@ -67,7 +84,9 @@ def test_an_arrow_that_runs_down_is_none(tmp_path: Path, file: str, text: str) -
 def test_a_circle_is_caught(tmp_path: Path) -> None:
     tree.write(tmp_path, "pynccl/_group.py", "from pynccl._stream import Stream\n")
     tree.write(tmp_path, "pynccl/_stream.py", "from pynccl import _group\n")
-    assert layout.python_cycles(tmp_path) == ["pynccl._group -> pynccl._stream -> pynccl._group"]
+    assert layout.python_cycles(tmp_path) == [
+        "pynccl._group -> pynccl._stream -> pynccl._group"
+    ]
 
 
 def test_a_module_without_its_underscore_is_caught(tmp_path: Path) -> None:
@@ -111,5 +130,9 @@ def test_an_include_that_leaves_its_room_is_caught(
 
 
 def test_an_include_within_reach_is_none(tmp_path: Path) -> None:
-    tree.write(tmp_path, "src/host/a.c", '#include "host.h"\n#include "../abi/symbols.h"\n#include <time.h>\n')
+    tree.write(
+        tmp_path,
+        "src/host/a.c",
+        '#include "host.h"\n#include "../abi/symbols.h"\n#include <time.h>\n',
+    )
     assert layout.c_arrows(tmp_path) == []

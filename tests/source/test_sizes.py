@@ -17,11 +17,15 @@ def test_tree_is_in_order(check: object) -> None:
 
 def test_the_checks_see_the_tree() -> None:
     """A check of no files passes, and would go on passing after a move of the folders."""
-    seen = {path.relative_to(tree.ROOT).as_posix() for path in tree.files(tree.ROOT, *tree.ROOMS)}
+    seen = {
+        path.relative_to(tree.ROOT).as_posix() for path in tree.files(tree.ROOT, *tree.ROOMS)
+    }
     assert {"src/abi/symbols.h", "src/host/host.h", "tests/source/sizes.py"} <= seen
 
 
-@pytest.mark.parametrize("name", ["src/host/a.c", "pynccl/a.pyx", "tests/a.py", "examples/a.py"])
+@pytest.mark.parametrize(
+    "name", ["src/host/a.c", "pynccl/a.pyx", "tests/a.py", "examples/a.py"]
+)
 def test_a_long_file_is_caught(tmp_path: Path, name: str) -> None:
     tree.write(tmp_path, name, "\n" * 500)
     assert sizes.too_long(tmp_path) == []
@@ -29,7 +33,9 @@ def test_a_long_file_is_caught(tmp_path: Path, name: str) -> None:
     assert sizes.too_long(tmp_path) == [f"{name}: 501 lines, over 500"]
 
 
-@pytest.mark.parametrize("name", ["pynccl/_utils.py", "src/host/common.h", "tests/helpers/a.py"])
+@pytest.mark.parametrize(
+    "name", ["pynccl/_utils.py", "src/host/common.h", "tests/helpers/a.py"]
+)
 def test_a_vague_name_is_caught(tmp_path: Path, name: str) -> None:
     tree.write(tmp_path, name, "")
     assert sizes.vague_names(tmp_path) == [f"{name}: says nothing of what is in it"]
@@ -37,7 +43,13 @@ def test_a_vague_name_is_caught(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["# TO" + "DO: later", "/* X" + "XX */", "a = '/ho" + "me/me/x'", "# \u201cquoted\u201d", "a =\u00a01"],
+    [
+        "# TO" + "DO: later",
+        "/* X" + "XX */",
+        "a = '/ho" + "me/me/x'",
+        "# \u201cquoted\u201d",
+        "a =\u00a01",
+    ],
 )
 def test_a_bad_word_is_caught(tmp_path: Path, line: str) -> None:
     tree.write(tmp_path, "pynccl/a.py", f"\n{line}\n")
@@ -45,7 +57,9 @@ def test_a_bad_word_is_caught(tmp_path: Path, line: str) -> None:
     assert sizes.bad_words(tmp_path)[0].startswith("pynccl/a.py:2: ")
 
 
-@pytest.mark.parametrize("line", ["root / 'work' / x", "https://example.org/home/x", "../work/x"])
+@pytest.mark.parametrize(
+    "line", ["root / 'work' / x", "https://example.org/home/x", "../work/x"]
+)
 def test_an_ordinary_path_is_none(tmp_path: Path, line: str) -> None:
     tree.write(tmp_path, "pynccl/a.py", f"{line}\n")
     assert sizes.bad_words(tmp_path) == []

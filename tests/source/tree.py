@@ -1,4 +1,4 @@
-"""The files of this project as the source checks see them, in the real tree or in a planted copy."""
+"""The files of this project, in the real tree or in a planted copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ NOT_OURS = {"__pycache__", "build", "dist"}
 
 
 def files(root: Path, *rooms: str, suffixes: tuple[str, ...] = WRITTEN) -> Iterator[Path]:
-    """Written files below the rooms of `root`, in a fixed order; what tools made is left out."""
+    """Written files below the rooms of `root`, in a fixed order, without what tools made."""
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             inside = path.relative_to(root).parts
             hidden = any(part.startswith(".") or part in NOT_OURS for part in inside)
-            if path.is_file() and path.suffix in suffixes and not hidden and not _generated(path):
+            if (
+                path.is_file()
+                and path.suffix in suffixes
+                and not hidden
+                and not _generated(path)
+            ):
                 yield path
 
 
