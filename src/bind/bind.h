@@ -1,0 +1,386 @@
+/* The binding's engine room: what an operation, a communicator, a device and a waiter are, and who may touch
+ * them. C with no Python: nothing here takes the GIL, and nothing here is called by a driver thread.
+ *
+ * Threads
+ *   caller   any thread that issues (usually an event loop's): never waits in here
+ *   lane     one a communicator, started on need: makes the native calls that may wait
+ *   waiter   one for the process: polls events, async errors and deadlines (completion.c)
+ *   helper   short-lived: one a running abort (control.c)
+ *
+ * Locks, in the order in which they may be taken together
+ *   device->walk    the waiter's while it walks the device; held by whoever unlinks a track or communicator
+ *   device->issue   one thread at a time launches on a device; held over native calls that cannot wait for
+ *                   peers. A caller only ever tries it: where that fails, the call goes through the lane.
+ *   comm->handle_lock   polling the async error against reclaiming the handle
+ *   device->lock    all bookkeeping below; held for a few dozen instructions, never over a native call
+ *
+ * Life of an operation. The owner (a Work object) embeds it and must stay alive from pn_submit until the
+ * operation has come out of pn_done_take: until then the device may use its buffers. It ends in two steps:
+ * finished (the outcome is fixed, waiters are told) and released (the buffers are free; put on the done list).
+ * After a success both come together. After a failure the release waits until the abort has returned.
+ *
+ * Failure wins: `state` is read under device->lock when an event is found complete; in a communicator that is
+ * not PN_READY (or closing) no event counts as a success.
+ */
+#ifndef PYNCCL_BIND_H
+#define PYNCCL_BIND_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "loader.h"
+
+#define PN_IN_FLIGHT_LIMIT 128 /* a device's launch queue is about 1000 deep, and not ours alone */
+#define PN_DETAIL_BYTES 1024
+#define PN_NO_DEADLINE INT64_MAX
+#define PN_SCRATCH_SLOTS 1024
+#define PN_SCRATCH_BYTES 16
+
+typedef enum {
+    PN_ALL_REDUCE,
+    PN_REDUCE,
+    PN_BROADCAST,
+    PN_ALL_GATHER,
+    PN_REDUCE_SCATTER,
+    PN_ALL_TO_ALL,
+    PN_GATHER,
+    PN_SCATTER,
+    PN_SEND,
+    PN_RECV,
+    PN_BARRIER,
+    PN_COLLECTIVES, /* how many kinds above reach the device */
+    PN_INIT = PN_COLLECTIVES,
+    PN_SPLIT,
+    PN_CLOSE,
+    PN_ABORT,
+    PN_EVENT, /* awaiting a recorded event of any stream */
+    PN_KINDS
+} pn_kind_t;
+
+/* Where an outcome comes from; `code` is then a CUresult, an ncclResult_t, or nothing. */
+typedef enum {
+    PN_OK,
+    PN_FROM_NCCL,
+    PN_FROM_CUDA,
+    PN_FROM_DEADLINE,
+    PN_FROM_ABORT,  /* this side aborted */
+    PN_FROM_COMM,   /* another operation's failure took the communicator down: see comm->failure */
+    PN_FROM_CLOSED, /* the communicator is closed or failed already; nothing was issued */
+    PN_FROM_MISSING /* the library has no such function */
+} pn_source_t;
+
+typedef struct {
+    pn_source_t source;
+    int code;
+    const char *function; /* the native call that failed, or NULL; static */
+} pn_outcome_t;
+
+typedef struct pn_link {
+    struct pn_link *prev, *next; /* circular; an unlinked link points at itself */
+} pn_link_t;
+
+typedef struct pn_op pn_op_t;
+typedef struct pn_comm pn_comm_t;
+typedef struct pn_device pn_device_t;
+typedef struct pn_group pn_group_t;
+
+/* ---- waiting for operations (op.c) ---------------------------------------------------------------- */
+
+/* One a loop: finished waits are pushed by any thread, drained by the loop's thread only. */
+typedef struct pn_mailbox {
+    _Atomic(struct pn_wait *) head;
+    atomic_int signalled; /* an eventfd write is under way or unread */
+    int fd;
+} pn_mailbox_t;
+
+typedef struct pn_wait {
+    struct pn_wait *next;
+    pn_mailbox_t *box;
+    void *token; /* the loop's; opaque here */
+} pn_wait_t;
+
+extern pn_wait_t pn_wait_closed;
+#define PN_CLOSED (&pn_wait_closed)
+
+/* ---- one operation ------------------------------------------------------------------------------- */
+
+typedef struct pn_task {
+    struct pn_task *next;
+    void (*run)(struct pn_task *task, pn_comm_t *comm);
+} pn_task_t;
+
+/* A stream's pending operations, oldest first. Only its oldest event is worth polling. */
+typedef struct pn_track {
+    pn_link_t ops;
+    pn_link_t active; /* in device->tracks while `ops` is not empty */
+    pn_link_t home;   /* in device->foreign, if the stream is not ours */
+    pn_device_t *device;
+    CUstream stream;
+    unsigned long long id;
+    int count;
+    int awaited; /* operations in it on which somebody waits */
+} pn_track_t;
+
+struct pn_op {
+    pn_task_t task; /* first: a lane's queue holds it */
+    /* set by the owner before pn_submit */
+    pn_comm_t *comm;
+    void *owner;
+    const void *send;
+    void *recv;
+    size_t count;
+    int32_t datatype, redop, root;
+    int32_t kind;
+    size_t nbytes;
+    CUstream stream;     /* the caller's, where has_stream; otherwise the communicator's own */
+    int64_t deadline_ns; /* absolute CLOCK_MONOTONIC */
+    bool has_stream;
+    bool may_wait; /* a registered buffer or anything else that forbids an inline call */
+    /* filled by submit and completion */
+    bool awaited;
+    bool in_lane;
+    uint64_t seq;
+    int64_t issued_ns;
+    int64_t ended_ns;
+    CUevent event; /* NULL: its group's last operation on the same stream carries the event */
+    CUevent from;  /* the hand-off event on the caller's stream, for a deferred call */
+    struct pn_gate *gates; /* streams held back until it has run */
+    bool gates_closed;     /* the releases are on the stream: no gate can be added any more */
+    pn_track_t *track;
+    pn_link_t in_track, in_comm;
+    _Atomic(pn_wait_t *) waiters; /* PN_CLOSED once the outcome is fixed */
+    pn_outcome_t outcome;
+    char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
+    struct pn_op *next_done;
+    void *argument; /* of a control operation: see control.c */
+};
+
+/* ---- devices (device.c) --------------------------------------------------------------------------- */
+
+typedef struct pn_gate {
+    struct pn_gate *next;
+    volatile uint32_t *word; /* pinned host memory that the device can read */
+    CUdeviceptr address;
+    uint32_t value; /* the wait is over once *word has reached it */
+} pn_gate_t;
+
+struct pn_device {
+    pn_device_t *next;
+    pn_engine_t *engine;
+    int ordinal;
+    CUdevice device;
+    CUcontext context;
+    bool has_memory_waits;
+    pthread_mutex_t walk, issue, lock;
+    /* under lock */
+    pn_link_t tracks; /* active ones */
+    pn_link_t comms;
+    pn_link_t foreign; /* tracks of streams that are not ours; idle ones serve again */
+    CUevent *events;   /* idle ones */
+    int event_count, event_room;
+    pn_gate_t *gates;
+    CUdeviceptr scratch; /* slots for barrier(): one allocation for the device's life, never freed under work */
+    uint64_t scratch_used[PN_SCRATCH_SLOTS / 64];
+    int in_flight;
+    uint64_t issued_total, ended_total;
+    int64_t next_deadline;
+    int awaited;
+    int64_t awaited_since;
+};
+
+/* The device of an engine, made on first use; its primary context is retained for the process's life. */
+pn_device_t *pn_device_get(pn_engine_t *engine, int ordinal, pn_outcome_t *why);
+extern pn_device_t *_Atomic pn_devices; /* all of them, newest first; only ever grows */
+
+/* The communicator's context made current and the thread's capture mode relaxed (so that our queries and
+ * records do not break another thread's capture), and both put back. */
+typedef struct {
+    CUcontext context;
+    CUstreamCaptureMode mode;
+    bool changed;
+} pn_enter_t;
+CUresult pn_enter(pn_device_t *device, pn_enter_t *saved);
+void pn_leave(pn_device_t *device, pn_enter_t *saved);
+
+CUresult pn_event_take(pn_device_t *device, CUevent *event); /* entered; no lock held */
+void pn_event_put(pn_device_t *device, CUevent event);       /* device->lock held */
+/* Hold `stream` back until the operation has run, or has failed; it must not be closed to gates yet, and
+ * answers CUDA_ERROR_NOT_READY if it is. Entered; no lock held. */
+CUresult pn_gate_add(pn_op_t *op, CUstream stream);
+/* Put the releases of an operation's gates on the stream on which it runs. Entered; no lock held. */
+CUresult pn_gates_release(pn_op_t *op, CUstream stream);
+void pn_gates_open(pn_op_t *op); /* release them from the host; device->lock held */
+void pn_gates_put(pn_op_t *op);  /* device->lock held */
+pn_track_t *pn_track_find(pn_device_t *device, CUstream stream, CUresult *why); /* entered; no lock held */
+void pn_track_start(pn_track_t *track, pn_device_t *device, CUstream stream, unsigned long long id);
+
+/* ---- communicators (control.c, lane.c) ---------------------------------------------------------- */
+
+typedef enum { PN_NEW, PN_READY, PN_CLOSING, PN_FAILED, PN_ABORTING, PN_GONE } pn_state_t;
+
+#define PN_SIZE_CLASSES 64
+#define PN_OPS 6 /* NCCL's five, and one for every user-made operator */
+
+/* The ranks of one clique that live in this process. */
+typedef struct pn_clique {
+    struct pn_clique *next;
+    uint64_t key;
+    int members;
+} pn_clique_t;
+
+struct pn_comm {
+    pn_device_t *device;
+    int rank, size;
+    ncclComm_t handle;
+    pthread_mutex_t handle_lock;
+    CUstream stream;
+    pn_track_t track;
+    void *scratch; /* device memory for barrier() */
+    int scratch_slot;
+    pn_clique_t *clique;
+    /* under device->lock */
+    pn_state_t state;
+    int references; /* the Python handle, the lane, a running abort */
+    int inside;     /* threads of ours inside a native call on it */
+    uint64_t seq;
+    uint64_t splits;
+    pn_link_t in_device;
+    pn_link_t pending; /* unfinished operations, in call order */
+    pn_link_t limbo;   /* failed ones whose buffers wait for the abort */
+    pn_task_t *queue_head, *queue_tail;
+    bool lane_started, lane_busy, lane_stop;
+    pthread_cond_t lane_wake;
+    int64_t next_error_poll, error_period;
+    pn_outcome_t failure;
+    uint64_t culprit; /* the seq of the operation that failed first; 0: none of ours */
+    int32_t culprit_kind;
+    int64_t failed_ns;
+    char detail[PN_DETAIL_BYTES];
+    uint64_t contacted[PN_COLLECTIVES][PN_OPS][ncclNumTypes]; /* bit = log2 of the size */
+    uint8_t *met;                                             /* per peer: 1 sent to, 2 received from */
+};
+
+pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size);
+void pn_comm_set_size(pn_comm_t *comm, int rank, int size);
+/* The stream and the scratch slot, made and given back off the loop. Entered. */
+CUresult pn_comm_equip(pn_comm_t *comm);
+void pn_comm_strip(pn_comm_t *comm);
+void pn_comm_join_clique(pn_comm_t *comm, uint64_t key);
+/* The end of a communicator whose handle is gone: state, buffers in limbo, stream, lane. No lock held. */
+void pn_comm_gone(pn_comm_t *comm);
+void pn_comm_drop(pn_comm_t *comm); /* the owner's reference; aborts off-thread if it is still open */
+/* Fail every unfinished operation, `culprit` (or NULL) with `why` itself and the others with PN_FROM_COMM.
+ * The first failure stays. Takes device->lock. */
+void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_t state, const char *detail);
+/* Fail what is pending now; then, on a helper thread, raise every abort flag in one native group, wait at most
+ * `bound_ns` for threads inside a call, and reclaim. Finishes and releases `op` (or NULL): PN_OK, or
+ * PN_FROM_ABORT if a handle had to be abandoned. */
+void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns);
+void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
+void pn_comm_release(pn_comm_t *comm);               /* one reference; no lock held */
+
+/* What a control operation needs and gives. */
+typedef struct {
+    ncclUniqueId id;
+    int color, key;
+    ncclConfig_t *config; /* NULL: the library's defaults */
+    pn_comm_t *child;     /* made by the caller of a split; its rank and size are filled on success */
+    bool member;          /* a split gave this rank a communicator */
+} pn_control_t;
+void pn_control_submit(pn_op_t *op); /* INIT, SPLIT, CLOSE: through the lane, in call order */
+
+/* ---- issuing (issue.c, group.c) ------------------------------------------------------------------- */
+
+/* Issue, inline or through the lane. Always accepts the operation: what goes wrong is its outcome. Returns
+ * false if it was refused before any native call because the communicator is not open. */
+bool pn_submit(pn_op_t *op);
+/* Issue several as one native group. The operations may belong to several communicators. */
+bool pn_submit_group(pn_op_t **ops, int count);
+/* The native call for one operation on a stream: NCCL's result, the function's name in *function. */
+ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function);
+/* What the native call leaves behind, for one operation: shared by issue.c and group.c. */
+CUresult pn_prepare_deferred(pn_op_t *op); /* the hand-off and the gate on the caller's stream; entered */
+bool pn_enlist(pn_op_t *op);               /* seq and pending list; device->lock held; false: not open */
+void pn_refuse(pn_op_t *op);               /* finish and release one that was never issued */
+void pn_back_pressure(pn_comm_t *comm);    /* lanes only: wait until the device has room */
+/* The stream on which it runs and that stream's track; waits for the hand-off. Entered. */
+CUresult pn_choose_stream(pn_op_t *op, CUstream *stream, pn_track_t **track);
+/* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
+void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
+void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
+extern bool pn_launch_blocking; /* CUDA_LAUNCH_BLOCKING: every launch waits, so nothing is inline */
+bool pn_contacted(const pn_op_t *op);  /* device->lock held */
+void pn_mark_contacted(pn_op_t *op);   /* device->lock held */
+void pn_repair_depth(pn_comm_t *comm); /* after a failed call outside a group: semantics of leaked depth */
+extern _Atomic long pn_depth_repairs;
+
+/* ---- completion (op.c, completion.c) --------------------------------------------------------------- */
+
+void pn_op_start(pn_op_t *op); /* a fresh operation: links and waiters */
+static inline bool pn_op_finished(pn_op_t *op) {
+    return atomic_load_explicit(&op->waiters, memory_order_acquire) == PN_CLOSED;
+}
+/* Fix the outcome and tell the waiters. Its links are already undone. No lock held. */
+void pn_op_finish(pn_op_t *op, pn_outcome_t outcome);
+void pn_op_release(pn_op_t *op);              /* its buffers are free: onto the done list */
+pn_op_t *pn_done_take(void);                  /* the whole done list, oldest first; chained by next_done */
+bool pn_done_some(void);
+/* Add a wait; false if the operation has finished. */
+bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
+/* Ask the device now, and complete what has ended; true if `op` has finished. Makes native calls. */
+bool pn_op_poll(pn_op_t *op);
+bool pn_op_spin(pn_op_t *op, int64_t budget_ns);           /* poll until finished or the budget is spent */
+bool pn_op_block(pn_op_t *op, int64_t until_ns);           /* for threads without a loop */
+CUresult pn_op_order(pn_op_t *op, CUstream stream);        /* stream waits for op, with no host wait */
+void pn_op_recycle(pn_op_t *op);                            /* its event, hand-off and gate */
+void pn_track_append(pn_track_t *track, pn_op_t *op);      /* device->lock held */
+void pn_track_poll(pn_track_t *track);                     /* no lock held */
+void pn_waiter_ring(bool now);                             /* something is pending; `now`: somebody waits */
+pn_mailbox_t *pn_mailbox_new(void);
+pn_wait_t *pn_mailbox_take(pn_mailbox_t *box); /* resets the signal, then takes all, oldest first */
+void pn_mailbox_free(pn_mailbox_t *box);
+bool pn_done_nudge(int64_t now); /* the waiter's: wake the reaper for what has lain too long */
+/* Block until finished operations have lain undrained for a while, or pn_reaper_stop; false to stop. */
+bool pn_reaper_wait(void);
+void pn_reaper_stop(void);
+
+static inline void pn_link_init(pn_link_t *link) {
+    link->prev = link->next = link;
+}
+static inline bool pn_link_empty(const pn_link_t *link) {
+    return link->next == link;
+}
+static inline void pn_link_append(pn_link_t *list, pn_link_t *link) {
+    link->prev = list->prev;
+    link->next = list;
+    list->prev->next = link;
+    list->prev = link;
+}
+static inline void pn_link_remove(pn_link_t *link) {
+    link->prev->next = link->next;
+    link->next->prev = link->prev;
+    pn_link_init(link);
+}
+#define PN_OWNER(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
+
+int64_t pn_now_ns(void);
+
+/* ---- counts of live objects, and of what was given up (live.c) --------------------------------------- */
+
+typedef struct {
+    long operations, communicators, streams, events, gates, lanes, helpers, mailboxes;
+    long abandoned_communicators, stuck_threads;
+} pn_live_t;
+typedef struct {
+    _Atomic long operations, communicators, streams, events, gates, lanes, helpers, mailboxes;
+    _Atomic long abandoned_communicators, stuck_threads;
+} pn_counts_t;
+extern pn_counts_t pn_counts;
+extern atomic_bool pn_forked; /* this process is a child of the one that used the engine */
+void pn_live_read(pn_live_t *live);
+void pn_live_watch_fork(void);
+
+#endif

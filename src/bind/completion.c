@@ -1,0 +1,392 @@
+/* The waiter: one thread that polls the oldest event of each stream, the async error of each communicator
+ * with pending work, and the deadlines. It sleeps for good when nothing is pending, and never sits in a driver
+ * call that nothing could wake.
+ *
+ * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 1 ms. Work is pending, but nobody waits
+ * yet: naps of 5 ms, enough for deadlines and for the release of buffers. Nothing is pending: a few more such
+ * naps, so that a loop that issues and awaits in turn does not wake it each time, and then a sleep without end.
+ */
+#define _GNU_SOURCE
+#include "bind.h"
+#include "futex.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#define NAP_MIN_NS 5000
+#define NAP_MAX_NS (1000 * 1000)
+#define NAP_COARSE_NS (5 * 1000 * 1000)
+#define NAPS_BEFORE_SLEEP 4
+#define ERROR_PERIOD_MIN_NS (1000 * 1000)
+#define ERROR_PERIOD_MAX_NS (100 * 1000 * 1000)
+
+enum { ASLEEP, NAPPING, AWAKE };
+static _Atomic uint32_t bell;
+static atomic_int pace = ASLEEP;
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool started;
+
+static void *waiter(void *nothing);
+
+static void start(void) {
+    pthread_mutex_lock(&starting);
+    if (!atomic_load(&started)) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, waiter, NULL) == 0) {
+            pthread_detach(thread);
+            atomic_store(&started, true);
+        }
+    }
+    pthread_mutex_unlock(&starting);
+}
+
+void pn_waiter_ring(bool now) {
+    if (!atomic_load_explicit(&started, memory_order_acquire))
+        start();
+    int seen = atomic_load_explicit(&pace, memory_order_seq_cst);
+    if (seen == ASLEEP || now) {
+        atomic_fetch_add(&bell, 1);
+        if (seen != AWAKE)
+            pn_futex_wake(&bell);
+    }
+}
+
+/* ---- polling a track ------------------------------------------------------------------------------------ */
+
+void pn_track_append(pn_track_t *track, pn_op_t *op) {
+    pn_device_t *device = track->device;
+    op->track = track;
+    pn_link_append(&track->ops, &op->in_track);
+    if (track->count++ == 0)
+        pn_link_append(&device->tracks, &track->active);
+    if (op->awaited) {
+        track->awaited++;
+        if (device->awaited++ == 0)
+            device->awaited_since = pn_now_ns();
+    }
+    device->in_flight++;
+    device->issued_total++;
+}
+
+/* Take an operation out of its track; device->lock is held. */
+static void detach(pn_op_t *op) {
+    pn_track_t *track = op->track;
+    pn_device_t *device = track->device;
+    pn_link_remove(&op->in_track);
+    if (--track->count == 0)
+        pn_link_remove(&track->active);
+    if (op->awaited) {
+        track->awaited--;
+        device->awaited--;
+        device->awaited_since = pn_now_ns(); /* progress: the next one may come soon */
+    }
+    device->in_flight--;
+    device->ended_total++;
+}
+
+static void recycle(pn_op_t *op) {
+    pn_device_t *device = op->comm->device;
+    if (op->event)
+        pn_event_put(device, op->event);
+    if (op->from)
+        pn_event_put(device, op->from);
+    op->event = op->from = NULL;
+    pn_gates_put(op);
+}
+
+static bool open_state(const pn_comm_t *comm) {
+    return comm->state == PN_READY || comm->state == PN_CLOSING;
+}
+
+/* Complete everything in the track up to and including `last`, whose event has ended. */
+static void complete(pn_track_t *track, pn_op_t *last, uint64_t seq) {
+    pn_device_t *device = track->device;
+    pn_op_t *oldest = NULL, **tail = &oldest;
+    pthread_mutex_lock(&device->lock);
+    /* Somebody else may have completed it meanwhile; its address may even serve another operation. */
+    bool there = false;
+    for (pn_link_t *link = track->ops.next; link != &track->ops && !there; link = link->next)
+        there = PN_OWNER(link, pn_op_t, in_track) == last && last->seq == seq;
+    for (pn_op_t *op = NULL; there && op != last; tail = &op->next_done) {
+        op = PN_OWNER(track->ops.next, pn_op_t, in_track);
+        detach(op);
+        pn_link_remove(&op->in_comm);
+        recycle(op);
+        *tail = op;
+        op->next_done = NULL;
+    }
+    pthread_mutex_unlock(&device->lock);
+    while (oldest) {
+        pn_op_t *op = oldest;
+        oldest = op->next_done;
+        pn_op_finish(op, (pn_outcome_t){PN_OK, 0, NULL});
+        pn_op_release(op);
+    }
+}
+
+/* The first operation from the head that carries an event, and the newest; false if there is none. */
+static bool ends(pn_track_t *track, pn_op_t **first, uint64_t *first_seq, CUevent *first_event, pn_op_t **last,
+                 uint64_t *last_seq, CUevent *last_event) {
+    pn_device_t *device = track->device;
+    *first = *last = NULL;
+    pthread_mutex_lock(&device->lock);
+    for (pn_link_t *link = track->ops.next; link != &track->ops && !*first; link = link->next)
+        if (PN_OWNER(link, pn_op_t, in_track)->event)
+            *first = PN_OWNER(link, pn_op_t, in_track);
+    for (pn_link_t *link = track->ops.prev; link != &track->ops && !*last; link = link->prev)
+        if (PN_OWNER(link, pn_op_t, in_track)->event)
+            *last = PN_OWNER(link, pn_op_t, in_track);
+    if (*first) {
+        *first_seq = (*first)->seq;
+        *first_event = (*first)->event;
+        *last_seq = (*last)->seq;
+        *last_event = (*last)->event;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return *first != NULL;
+}
+
+/* A CUDA error is the context's: it never heals, and everything pending on the communicator is lost. */
+static void broken(pn_op_t *op, uint64_t seq, CUresult rc) {
+    pn_device_t *device = op->comm->device;
+    pthread_mutex_lock(&device->lock);
+    bool same = !pn_link_empty(&op->in_track) && op->seq == seq;
+    pn_comm_t *comm = op->comm;
+    pthread_mutex_unlock(&device->lock);
+    if (same)
+        pn_comm_fail(comm, op, (pn_outcome_t){PN_FROM_CUDA, (int)rc, "cuEventQuery"}, PN_FAILED, NULL);
+}
+
+void pn_track_poll(pn_track_t *track) {
+    pn_device_t *device = track->device;
+    pn_op_t *first, *last;
+    uint64_t first_seq, last_seq;
+    CUevent first_event, last_event;
+    pn_enter_t saved;
+    if (!ends(track, &first, &first_seq, &first_event, &last, &last_seq, &last_event))
+        return;
+    if (pn_enter(device, &saved) != CUDA_SUCCESS) {
+        broken(first, first_seq, CUDA_ERROR_INVALID_CONTEXT);
+        return;
+    }
+    for (;;) {
+        CUresult rc = device->engine->cuda.cuEventQuery(first_event);
+        if (rc == CUDA_ERROR_NOT_READY)
+            break;
+        if (rc != CUDA_SUCCESS) {
+            broken(first, first_seq, rc);
+            break;
+        }
+        /* The oldest is done; if the newest is too, so is all between, at the price of one more query. */
+        if (last != first && device->engine->cuda.cuEventQuery(last_event) == CUDA_SUCCESS)
+            complete(track, last, last_seq);
+        else
+            complete(track, first, first_seq);
+        if (!ends(track, &first, &first_seq, &first_event, &last, &last_seq, &last_event))
+            break;
+    }
+    pn_leave(device, &saved);
+}
+
+/* ---- failure -------------------------------------------------------------------------------------------- */
+
+void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_t state, const char *detail) {
+    pn_device_t *device = comm->device;
+    pn_link_t failed;
+    pn_link_init(&failed);
+    pthread_mutex_lock(&device->lock);
+    if (comm->failure.source == PN_OK) {
+        comm->failure = why;
+        comm->culprit = culprit ? culprit->seq : 0;
+        comm->culprit_kind = culprit ? culprit->kind : 0;
+        comm->failed_ns = pn_now_ns();
+        snprintf(comm->detail, sizeof comm->detail, "%s", detail ? detail : "");
+    }
+    if (comm->state < state)
+        comm->state = state;
+    while (!pn_link_empty(&comm->pending)) {
+        pn_op_t *op = PN_OWNER(comm->pending.next, pn_op_t, in_comm);
+        if (!pn_link_empty(&op->in_track))
+            detach(op);
+        pn_link_remove(&op->in_comm);
+        pn_link_append(&failed, &op->in_comm);
+        pn_gates_open(op); /* nobody else would let the caller's stream go on */
+    }
+    pthread_mutex_unlock(&device->lock);
+    while (!pn_link_empty(&failed)) {
+        pn_op_t *op = PN_OWNER(failed.next, pn_op_t, in_comm);
+        /* Told first: while it is in neither list, nobody can release it under us. */
+        pn_op_finish(op, op == culprit ? why : (pn_outcome_t){PN_FROM_COMM, 0, NULL});
+        pthread_mutex_lock(&device->lock);
+        pn_link_remove(&op->in_comm);
+        bool gone = comm->state == PN_GONE;
+        if (!gone)
+            pn_link_append(&comm->limbo, &op->in_comm);
+        pthread_mutex_unlock(&device->lock);
+        if (gone)
+            pn_op_release(op);
+    }
+}
+
+void pn_op_recycle(pn_op_t *op) {
+    pn_device_t *device = op->comm->device;
+    pthread_mutex_lock(&device->lock);
+    recycle(op);
+    pthread_mutex_unlock(&device->lock);
+}
+
+static void poll_error(pn_comm_t *comm) {
+    ncclResult_t state = ncclSuccess;
+    char detail[PN_DETAIL_BYTES] = "";
+    if (pthread_mutex_trylock(&comm->handle_lock) != 0)
+        return;
+    if (comm->handle) {
+        const pn_nccl_t *nccl = &comm->device->engine->nccl;
+        if (nccl->ncclCommGetAsyncError(comm->handle, &state) != ncclSuccess)
+            state = ncclInternalError;
+        /* One buffer for the whole process: copied at once, and it may still be another's text. */
+        if (state != ncclSuccess && state != ncclInProgress)
+            snprintf(detail, sizeof detail, "%s", nccl->ncclGetLastError(comm->handle));
+    }
+    pthread_mutex_unlock(&comm->handle_lock);
+    if (state != ncclSuccess && state != ncclInProgress)
+        pn_comm_fail(comm, NULL, (pn_outcome_t){PN_FROM_NCCL, (int)state, "ncclCommGetAsyncError"}, PN_FAILED,
+                     detail);
+}
+
+/* ---- the walk --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    bool pending;
+    int64_t next; /* when the waiter must look again at the latest */
+} look_t;
+
+static void look_earlier(look_t *look, int64_t when) {
+    if (when < look->next)
+        look->next = when;
+}
+
+static void expire(pn_device_t *device, int64_t now) {
+    for (;;) {
+        pn_op_t *late = NULL;
+        pn_comm_t *comm = NULL;
+        pthread_mutex_lock(&device->lock);
+        int64_t next = PN_NO_DEADLINE;
+        for (pn_link_t *link = device->comms.next; link != &device->comms; link = link->next) {
+            pn_comm_t *one = PN_OWNER(link, pn_comm_t, in_device);
+            for (pn_link_t *at = one->pending.next; at != &one->pending; at = at->next) {
+                pn_op_t *op = PN_OWNER(at, pn_op_t, in_comm);
+                if (op->deadline_ns <= now && !late) {
+                    late = op;
+                    comm = one;
+                } else if (op->deadline_ns < next) {
+                    next = op->deadline_ns;
+                }
+            }
+        }
+        device->next_deadline = next;
+        pthread_mutex_unlock(&device->lock);
+        if (!late)
+            return;
+        pn_comm_fail(comm, late, (pn_outcome_t){PN_FROM_DEADLINE, 0, NULL}, PN_FAILED, NULL);
+    }
+}
+
+static void walk_device(pn_device_t *device, int64_t now, look_t *look) {
+    pthread_mutex_lock(&device->walk);
+    pn_link_t *track_at, *comm_at;
+    /* A track or a communicator leaves its list for good only under `walk`, so the links stay sound. */
+    pn_track_t *tracks[64];
+    int count = 0;
+    pthread_mutex_lock(&device->lock);
+    for (track_at = device->tracks.next; track_at != &device->tracks && count < 64; track_at = track_at->next)
+        tracks[count++] = PN_OWNER(track_at, pn_track_t, active);
+    /* The next walk begins with those that found no place in this one. */
+    if (count == 64) {
+        pn_link_t *first = device->tracks.next;
+        pn_link_remove(first);
+        pn_link_append(&device->tracks, first);
+    }
+    pthread_mutex_unlock(&device->lock);
+    for (int i = 0; i < count; i++)
+        pn_track_poll(tracks[i]);
+
+    pn_comm_t *poll[64];
+    count = 0;
+    pthread_mutex_lock(&device->lock);
+    for (comm_at = device->comms.next; comm_at != &device->comms; comm_at = comm_at->next) {
+        pn_comm_t *comm = PN_OWNER(comm_at, pn_comm_t, in_device);
+        if (pn_link_empty(&comm->pending)) {
+            comm->error_period = 0;
+            continue;
+        }
+        look->pending = true;
+        if (!open_state(comm))
+            continue;
+        if (!comm->error_period) {
+            comm->error_period = ERROR_PERIOD_MIN_NS;
+            comm->next_error_poll = now + comm->error_period;
+        } else if (now >= comm->next_error_poll && count < 64) {
+            poll[count++] = comm;
+            comm->error_period *= 2;
+            if (comm->error_period > ERROR_PERIOD_MAX_NS)
+                comm->error_period = ERROR_PERIOD_MAX_NS;
+            comm->next_error_poll = now + comm->error_period;
+        }
+        look_earlier(look, comm->next_error_poll);
+    }
+    if (device->awaited) {
+        int64_t nap = (now - device->awaited_since) / 16;
+        look_earlier(look, now + (nap < NAP_MIN_NS ? NAP_MIN_NS : nap > NAP_MAX_NS ? NAP_MAX_NS : nap));
+    }
+    int64_t deadline = device->next_deadline;
+    pthread_mutex_unlock(&device->lock);
+    for (int i = 0; i < count; i++)
+        poll_error(poll[i]);
+    if (now >= deadline)
+        expire(device, now);
+    else
+        look_earlier(look, deadline);
+    pthread_mutex_unlock(&device->walk);
+}
+
+static bool anything(void) {
+    bool found = pn_done_some();
+    for (pn_device_t *device = atomic_load(&pn_devices); device && !found; device = device->next) {
+        pthread_mutex_lock(&device->lock);
+        for (pn_link_t *at = device->comms.next; at != &device->comms && !found; at = at->next)
+            found = !pn_link_empty(&PN_OWNER(at, pn_comm_t, in_device)->pending);
+        pthread_mutex_unlock(&device->lock);
+    }
+    return found;
+}
+
+static void *waiter(void *nothing) {
+    (void)nothing;
+    prctl(PR_SET_NAME, "pynccl-waiter");
+    prctl(PR_SET_TIMERSLACK, 1000);
+    int quiet = 0;
+    for (;;) {
+        uint32_t seen = atomic_load(&bell);
+        atomic_store(&pace, AWAKE);
+        int64_t now = pn_now_ns();
+        look_t look = {false, now + NAP_COARSE_NS};
+        for (pn_device_t *device = atomic_load(&pn_devices); device; device = device->next)
+            walk_device(device, now, &look);
+        if (pn_done_nudge(now))
+            look.pending = true;
+        quiet = look.pending ? 0 : quiet + 1;
+        bool sleep = quiet > NAPS_BEFORE_SLEEP;
+        atomic_store(&pace, sleep ? ASLEEP : NAPPING);
+        /* A ring between the walk and here has changed the word, and the wait returns at once. */
+        int64_t nap = look.next - pn_now_ns();
+        /* An issuer that still saw us awake did not ring: what it left is seen here, or it sees ASLEEP. */
+        if (sleep && !anything())
+            pn_futex_wait(&bell, seen, -1);
+        else if (nap > 0)
+            pn_futex_wait(&bell, seen, nap);
+    }
+    return NULL;
+}

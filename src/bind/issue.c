@@ -1,0 +1,279 @@
+/* Issuing one operation: inline where nothing can make it wait, through the lane otherwise. */
+#include "bind.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+bool pn_launch_blocking;
+
+/* ---- the pieces that a single operation and a group share ------------------------------------------------ */
+
+bool pn_enlist(pn_op_t *op) {
+    pn_comm_t *comm = op->comm;
+    if (comm->state != PN_READY)
+        return false;
+    op->seq = ++comm->seq;
+    pn_link_append(&comm->pending, &op->in_comm);
+    if (op->deadline_ns < comm->device->next_deadline)
+        comm->device->next_deadline = op->deadline_ns;
+    return true;
+}
+
+void pn_refuse(pn_op_t *op) {
+    pthread_mutex_lock(&op->comm->device->lock);
+    pn_gates_open(op);
+    pthread_mutex_unlock(&op->comm->device->lock);
+    pn_op_recycle(op);
+    pn_op_finish(op, (pn_outcome_t){PN_FROM_CLOSED, 0, NULL});
+    pn_op_release(op);
+}
+
+CUresult pn_prepare_deferred(pn_op_t *op) {
+    pn_device_t *device = op->comm->device;
+    CUresult rc = pn_event_take(device, &op->from);
+    if (rc == CUDA_SUCCESS)
+        rc = device->engine->cuda.cuEventRecord(op->from, op->stream);
+    return rc == CUDA_SUCCESS ? pn_gate_add(op, op->stream) : rc;
+}
+
+CUresult pn_choose_stream(pn_op_t *op, CUstream *stream, pn_track_t **track) {
+    pn_comm_t *comm = op->comm;
+    CUresult rc = CUDA_SUCCESS;
+    *stream = comm->stream;
+    *track = &comm->track;
+    if (op->from)
+        rc = comm->device->engine->cuda.cuStreamWaitEvent(comm->stream, op->from, 0);
+    else if (op->has_stream) {
+        *stream = op->stream;
+        *track = pn_track_find(comm->device, op->stream, &rc);
+    }
+    return rc;
+}
+
+void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event) {
+    pn_comm_t *comm = op->comm;
+    pn_device_t *device = comm->device;
+    pthread_mutex_lock(&device->lock);
+    op->event = event;
+    op->in_lane = false;
+    /* Failed while we were in the call: it is in limbo, and its event is put back when the abort has ended. */
+    if (comm->state == PN_READY || comm->state == PN_CLOSING) {
+        pn_mark_contacted(op);
+        pn_track_append(track, op);
+    }
+    comm->inside--;
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* Results after which the communicator itself is as it was. */
+static bool harmless(pn_outcome_t why) {
+    return why.source == PN_FROM_MISSING || why.source == PN_FROM_CLOSED ||
+           (why.source == PN_FROM_NCCL && (why.code == ncclInvalidArgument || why.code == ncclInvalidUsage));
+}
+
+void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail) {
+    pn_comm_t *comm = op->comm;
+    pn_device_t *device = comm->device;
+    if (detail && *detail)
+        op->detail = strdup(detail);
+    if (!harmless(why)) {
+        pn_comm_fail(comm, op, why, PN_FAILED, detail);
+        pthread_mutex_lock(&device->lock);
+        comm->inside--;
+        pthread_mutex_unlock(&device->lock);
+        return;
+    }
+    pthread_mutex_lock(&device->lock);
+    comm->inside--;
+    bool mine = comm->state == PN_READY || comm->state == PN_CLOSING;
+    if (mine) {
+        pn_link_remove(&op->in_comm);
+        pn_gates_open(op);
+    }
+    pthread_mutex_unlock(&device->lock);
+    if (mine) {
+        pn_op_recycle(op);
+        pn_op_finish(op, why);
+        pn_op_release(op);
+    }
+}
+
+void pn_back_pressure(pn_comm_t *comm) {
+    pn_device_t *device = comm->device;
+    for (int64_t nap = 5000;; nap = nap < 500000 ? 2 * nap : nap) {
+        pthread_mutex_lock(&device->lock);
+        bool room = device->in_flight < PN_IN_FLIGHT_LIMIT || comm->state > PN_CLOSING;
+        pthread_mutex_unlock(&device->lock);
+        if (room)
+            return;
+        pn_waiter_ring(true);
+        nanosleep(&(struct timespec){0, nap}, NULL);
+    }
+}
+
+/* ---- one operation --------------------------------------------------------------------------------------- */
+
+/* The native calls of one operation. `comm->inside` is counted already; device->issue is held where the call
+ * cannot wait for peers. */
+static void issue_now(pn_op_t *op) {
+    pn_comm_t *comm = op->comm;
+    pn_device_t *device = comm->device;
+    const pn_cuda_t *cuda = &device->engine->cuda;
+    pn_outcome_t why = {PN_FROM_CUDA, 0, "cuCtxSetCurrent"};
+    char detail[PN_DETAIL_BYTES] = "";
+    pn_enter_t saved;
+    CUstream stream;
+    pn_track_t *track;
+    CUevent event = NULL;
+    if ((why.code = (int)pn_enter(device, &saved)) == CUDA_SUCCESS) {
+        why.function = op->from ? "cuStreamWaitEvent" : "cuStreamGetId";
+        if ((why.code = (int)pn_choose_stream(op, &stream, &track)) == CUDA_SUCCESS) {
+            why.function = "cuEventCreate";
+            why.code = (int)pn_event_take(device, &event);
+        }
+        if (why.code == CUDA_SUCCESS) {
+            ncclResult_t rc = pn_call(op, stream, &why.function);
+            if (rc == ncclSuccess) {
+                why.function = "cuStreamWriteValue32";
+                if (!op->in_lane || (why.code = (int)pn_gates_release(op, stream)) == CUDA_SUCCESS) {
+                    why.function = "cuEventRecord";
+                    why.code = (int)cuda->cuEventRecord(event, stream);
+                }
+            } else {
+                why.source = PN_FROM_NCCL;
+                why.code = (int)rc;
+                snprintf(detail, sizeof detail, "%s", device->engine->nccl.ncclGetLastError(comm->handle));
+                pn_repair_depth(comm);
+            }
+        }
+        pn_leave(device, &saved);
+    }
+    if (why.code == 0) {
+        pn_issued(op, track, event);
+        return;
+    }
+    if (event) {
+        pthread_mutex_lock(&device->lock);
+        pn_event_put(device, event);
+        pthread_mutex_unlock(&device->lock);
+    }
+    pn_not_issued(op, why, detail);
+}
+
+static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
+    pn_op_t *op = (pn_op_t *)task;
+    pn_device_t *device = comm->device;
+    pn_back_pressure(comm);
+    pthread_mutex_lock(&device->lock);
+    bool go = comm->state == PN_READY || comm->state == PN_CLOSING;
+    bool waits = go && (op->may_wait || !pn_contacted(op) || pn_launch_blocking);
+    if (go)
+        comm->inside++;
+    pthread_mutex_unlock(&device->lock);
+    if (!go)
+        return; /* failed with the rest; it is in limbo */
+    if (!waits)
+        pthread_mutex_lock(&device->issue);
+    issue_now(op);
+    if (!waits)
+        pthread_mutex_unlock(&device->issue);
+}
+
+bool pn_submit(pn_op_t *op) {
+    pn_comm_t *comm = op->comm;
+    pn_device_t *device = comm->device;
+    bool tried = !op->may_wait && !pn_launch_blocking && pthread_mutex_trylock(&device->issue) == 0;
+    pn_op_start(op);
+    op->task.run = run_in_lane;
+    for (bool prepared = false;; prepared = true) {
+        pthread_mutex_lock(&device->lock);
+        bool open = comm->state == PN_READY;
+        bool now = tried && !prepared && !comm->queue_head && !comm->lane_busy && comm->clique->members == 1 &&
+                   device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op);
+        if (open && (now || prepared || !op->has_stream)) {
+            pn_enlist(op);
+            if (now)
+                comm->inside++;
+            else {
+                op->in_lane = true;
+                pn_lane_push(comm, &op->task);
+            }
+            pthread_mutex_unlock(&device->lock);
+            if (now)
+                issue_now(op);
+            if (tried)
+                pthread_mutex_unlock(&device->issue);
+            pn_waiter_ring(false);
+            return true;
+        }
+        pthread_mutex_unlock(&device->lock);
+        if (tried)
+            pthread_mutex_unlock(&device->issue);
+        tried = false;
+        if (!open) {
+            pn_refuse(op);
+            return false;
+        }
+        /* Deferred, on the caller's stream: that stream is held back before the call returns. */
+        pn_enter_t saved;
+        CUresult rc = pn_enter(device, &saved);
+        if (rc == CUDA_SUCCESS) {
+            rc = pn_prepare_deferred(op);
+            pn_leave(device, &saved);
+        }
+        if (rc != CUDA_SUCCESS) {
+            pthread_mutex_lock(&device->lock);
+            pn_gates_open(op);
+            pthread_mutex_unlock(&device->lock);
+            pn_op_recycle(op);
+            pn_op_finish(op, (pn_outcome_t){PN_FROM_CUDA, (int)rc, "cuStreamWaitValue32"});
+            pn_op_release(op);
+            return true;
+        }
+    }
+}
+
+/* ---- stream order without a host wait --------------------------------------------------------------------- */
+
+CUresult pn_op_order(pn_op_t *op, CUstream stream) {
+    pn_comm_t *comm = op->comm;
+    pn_device_t *device = comm->device;
+    const pn_cuda_t *cuda = &device->engine->cuda;
+    pn_enter_t saved;
+    CUresult rc = pn_enter(device, &saved);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    /* A fresh event on the operation's own stream: it covers the operation, and nobody recycles it under us. A
+     * stream that is ordered behind a little more than it asked for is still in order. */
+    for (;;) {
+        pthread_mutex_lock(&device->lock);
+        pn_track_t *track = pn_link_empty(&op->in_track) ? NULL : op->track;
+        CUstream from = track ? track->stream : NULL;
+        bool queued = op->in_lane;
+        pthread_mutex_unlock(&device->lock);
+        if (track) {
+            CUevent event;
+            if ((rc = pn_event_take(device, &event)) != CUDA_SUCCESS)
+                break;
+            if ((rc = cuda->cuEventRecord(event, from)) == CUDA_SUCCESS)
+                rc = cuda->cuStreamWaitEvent(stream, event, 0);
+            /* The wait has taken the event's present state: a later record does not move it. */
+            pthread_mutex_lock(&device->lock);
+            pn_event_put(device, event);
+            pthread_mutex_unlock(&device->lock);
+            break;
+        }
+        if (!queued || pn_op_finished(op))
+            break;
+        rc = pn_gate_add(op, stream);
+        if (rc != CUDA_ERROR_NOT_READY)
+            break;
+        rc = CUDA_SUCCESS; /* the lane is between the call and the record: the track comes at once */
+        sched_yield();
+    }
+    pn_leave(device, &saved);
+    return rc;
+}
