@@ -55,7 +55,9 @@ def settings(root: Path) -> Path:
 
 
 def ruff_check(root: Path) -> str:
-    return complaint([tool("ruff"), "check", "--no-cache", "--output-format=concise", "."], root)
+    return complaint(
+        [tool("ruff"), "check", "--no-cache", "--output-format=concise", "."], root
+    )
 
 
 def ruff_format(root: Path) -> str:
