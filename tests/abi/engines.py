@@ -90,3 +90,10 @@ def build_shared(sources: list[Path], output: Path, *flags: str) -> Path:
 def build_host_engine(directory: Path) -> Path:
     """The host engine of this tree, built here so that it is never a stale one."""
     return build_shared(sorted((ROOT / "src" / "host").glob("*.c")), directory / "libhost.so")
+
+
+def build_noop_engine(directory: Path, *, minimal: bool) -> Path:
+    """The engine that does nothing. A minimal one exports the names of symbols.h alone."""
+    flags = ["-DPYNCCL_MINIMAL"] if minimal else []
+    sources = sorted((ROOT / "src" / "noop").glob("*.c"))
+    return build_shared(sources, directory / "libnoop.so", *flags)

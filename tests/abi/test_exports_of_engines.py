@@ -1,0 +1,46 @@
+"""What the engines show to the dynamic linker: the names of symbols.h, and no more.
+
+A stray export could shadow a function of another library in the process; a missing one is a
+function that the binding would take for an old NCCL.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import engines
+from declarations import our_symbols
+
+LISTED = {symbol.name for symbol in our_symbols()}
+
+
+def exported(library: Path) -> set[str]:
+    """The names that a shared object defines for others."""
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", "--format=posix", library],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return {line.split()[0].partition("@")[0] for line in done.stdout.splitlines()}
+
+
+def test_host_engine_exports_the_list(tmp_path: Path) -> None:
+    names = exported(engines.build_host_engine(tmp_path))
+    assert LISTED - names == set()
+    assert {name for name in names - LISTED if not name.startswith("pn_host_")} == set()
+
+
+def test_minimal_engine_exports_the_list_and_nothing_else(tmp_path: Path) -> None:
+    assert exported(engines.build_noop_engine(tmp_path, minimal=True)) == LISTED
+
+
+def test_exports_are_seen(tmp_path: Path) -> None:
+    source = tmp_path / "a.c"
+    source.write_text(
+        '__attribute__((visibility("default"))) int shown;\nint hidden;\nstatic int own;\n'
+        "int *use(void);\nint *use(void) { return &own; }\n"
+    )
+    assert exported(engines.build_shared([source], tmp_path / "liba.so")) == {"shown"}
