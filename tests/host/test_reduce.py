@@ -1,8 +1,8 @@
 """The host engine's arithmetic (src/host/reduce*.c), alone, against NumPy and ml_dtypes.
 
-Its functions are hidden in the engine, so they are compiled here on their own: as released, with
-every instruction of this machine (where a multiply may be fused with an add), and under the
-sanitiser for undefined behaviour.
+Its functions are hidden in the engine, so they are compiled here on their own: as released,
+with every instruction of this machine (where a multiply may be fused with an add), and under
+the sanitiser for undefined behaviour.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_16_bits_every_pattern_with_chosen_and_random_partners(engine, dtype, op
 
 
 def test_bfloat16_products_below_the_normal_range_round_once(engine):
-    # Around 2^-133 float32 has lost digits as well. The wanted value comes from the exact product.
+    # Around 2^-133 float32 has lost digits as well: compare with the exact product, rounded.
     generator = np.random.default_rng(7)
     mantissa = generator.integers(0, 128, (2, 200_000), dtype=np.uint16)
     exponent = generator.integers(1, 115, 200_000, dtype=np.uint16)
@@ -204,7 +204,7 @@ def test_any_length_and_any_address(engine, dtype):
         assert (np.delete(raw, np.s_[offset : offset + a.nbytes]) == 0xA5).all()
 
 
-# ---- the reference itself, where a library or NCCL's rules have the answer ---------------------
+# ---- the reference itself, where a library or NCCL's rules have the answer -----------------
 
 
 def test_reference_agrees_with_the_libraries():

@@ -1,10 +1,10 @@
 """What every collective must give, computed with NumPy and ml_dtypes in rank order.
 
 Independent of the host engine: no code of ours is called, and rounding is left to NumPy and
-ml_dtypes. The rules are NCCL's: a step takes two elements and rounds to the element type at once,
-fp8 goes through float16 and saturates, integers wrap, an average of floats multiplies each input
-by 1/n beforehand and an average of integers divides the wrapped sum. Ranks are combined in the
-order 0, 1, 2, ...
+ml_dtypes. The rules are NCCL's: a step takes two elements and rounds to the element type at
+once, fp8 goes through float16 and saturates, integers wrap, an average of floats multiplies
+each input by 1/n beforehand and an average of integers divides the wrapped sum. Ranks are
+combined in the order 0, 1, 2, ...
 
 Arrays are one-dimensional and of one dtype; ranks are the positions in a list.
 """
