@@ -79,7 +79,7 @@ def build_shared(sources: list[Path], output: Path, *flags: str) -> Path:
     """Compile C sources into one shared object as the package does: C11, hidden symbols."""
     command = [
         *toolchain.compiler(), "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-shared",
-        *flags, *(str(source) for source in sources), "-o", str(output), "-lpthread", "-lm",
+        *flags, *(str(source) for source in sources), "-o", str(output), "-Wl,-z,defs", "-lpthread", "-lm",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     if done.returncode:
@@ -92,8 +92,6 @@ def build_host_engine(directory: Path) -> Path:
     return build_shared(sorted((ROOT / "src" / "host").glob("*.c")), directory / "libhost.so")
 
 
-def build_noop_engine(directory: Path, *, minimal: bool) -> Path:
-    """The engine that does nothing. A minimal one exports the names of symbols.h alone."""
-    flags = ["-DPYNCCL_MINIMAL"] if minimal else []
-    sources = sorted((ROOT / "src" / "noop").glob("*.c"))
-    return build_shared(sources, directory / "libnoop.so", *flags)
+def build_noop_engine(directory: Path) -> Path:
+    """The engine whose operations do nothing and which exports the names of symbols.h alone."""
+    return build_shared(sorted((ROOT / "src" / "noop").glob("*.c")), directory / "libnoop.so")

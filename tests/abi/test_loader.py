@@ -108,6 +108,16 @@ def test_the_real_library_is_filled_whole(
         assert Path(path).samefile(library) == (symbol.library == "nccl"), symbol.name
 
 
+@pytest.mark.parametrize("build", [engines.build_host_engine, engines.build_noop_engine])
+def test_our_engines_are_filled_whole(
+    loader: Loader, tmp_path: Path, build: Callable[[Path], Path]
+) -> None:
+    library = build(tmp_path)
+    engine, why = loader.open(library, library)
+    assert engine, why
+    assert [s.name for s in our_symbols() if loader.symbol(engine, s.name) is None] == []
+
+
 @pytest.mark.parametrize("symbol", OPTIONAL[::4], ids=lambda symbol: symbol.name)
 def test_a_missing_optional_function_is_null(
     loader: Loader, hollow: Callable[..., Path], symbol: Symbol
