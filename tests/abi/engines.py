@@ -79,7 +79,8 @@ def build_shared(sources: list[Path], output: Path, *flags: str) -> Path:
     """Compile C sources into one shared object as the package does: C11, hidden symbols."""
     command = [
         *toolchain.compiler(), "-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-shared",
-        *flags, *(str(source) for source in sources), "-o", str(output), "-Wl,-z,defs", "-lpthread", "-lm",
+        *flags, *(str(source) for source in sources), "-o", str(output),
+        "-Wl,-z,defs", "-lpthread", "-lm",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     if done.returncode:
