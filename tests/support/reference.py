@@ -57,7 +57,8 @@ REDUCING: frozenset[Operation] = frozenset(("all_reduce", "reduce", "reduce_scat
 
 #: The NaN that every conversion to a narrow type gives, as bits.
 CANONICAL_NAN = {np.dtype(np.float16): 0x7FFF, BFLOAT16: 0x7FFF, E4M3: 0x7F, E5M2: 0x7F}
-_LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+#: The largest finite number of each fp8 type, to which conversions saturate.
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
 
 def is_integer(dtype: np.dtype[Any]) -> bool:
@@ -86,8 +87,8 @@ def same(actual: Array, wanted: Array) -> bool:
 
 def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:
     """Round to the dtype, with the canonical NaN, saturating for fp8."""
-    if dtype in _LARGEST:
-        largest = values.dtype.type(_LARGEST[dtype])
+    if dtype in LARGEST:
+        largest = values.dtype.type(LARGEST[dtype])
         values = np.clip(values, -largest, largest)  # keeps NaN
     result = values.astype(dtype)
     if dtype in CANONICAL_NAN:
@@ -115,7 +116,7 @@ def combine(a: Array, b: Array, op: Op) -> Array:
         dtype = a.dtype
         if dtype == BFLOAT16:
             a, b = a.astype(np.float32), b.astype(np.float32)
-        elif dtype in _LARGEST:
+        elif dtype in LARGEST:
             a, b = a.astype(np.float16), b.astype(np.float16)
         return _narrow(a + b if op == "sum" else a * b, dtype)
 

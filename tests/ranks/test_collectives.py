@@ -1,0 +1,111 @@
+"""Every collective, dtype, operator, size and placement against the reference, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import plan
+import programs
+import pytest
+from plan import DTYPES, Case
+from support import reference
+from support.ranks import run_processes, run_threads
+
+
+@pytest.mark.parametrize("temper", ["quick", "gpulike"])
+@pytest.mark.parametrize("layout", ["processes", "shared", "loops"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_collectives(ranks, layout, temper, complete):
+    arguments = [f"{ranks} {layout} {temper}", complete]
+    options = {
+        "temper": temper,
+        "arguments": arguments,
+        "timeout": 1800.0 if complete else 120.0,
+    }
+    if layout == "processes":
+        values = run_processes(ranks, programs.collectives, **options)
+    else:
+        values = run_threads(ranks, programs.collectives, loops=layout == "loops", **options)
+    assert list(itertools.chain(*values)) == []
+
+
+# ---- the table and its check -----------------------------------------------------------------
+
+
+def test_the_sample_meets_every_operation_operator_and_dtype():
+    for ranks in (1, 3):
+        chosen = plan.sample(ranks, "seed")
+        kinds = {(c.operation, c.op, c.dtype) for c in chosen}
+        assert kinds == {(c.operation, c.op, c.dtype) for c in plan.combinations(ranks, "seed")}
+        assert len(chosen) == len(kinds) == 240 - (6 if ranks == 1 else 0)
+        assert chosen == plan.sample(ranks, "seed")
+        assert chosen != plan.sample(ranks, "other")
+        assert sum(c.count == plan.MANY for c in chosen) == 6
+
+
+def finished(operation, placement, rank=1, ranks=3, count=7, dtype=2):
+    """Return a case whose result somebody has put in its place."""
+    case = Case(plan.Combination(operation, "sum", dtype, count, placement, 1), rank, ranks)
+    result = case.expected()
+    if case.recv is not None:
+        case.recv[:] = result
+    return case, result
+
+
+@pytest.mark.parametrize(
+    ("operation", "placement"),
+    [(op, how) for op, all_of_them in plan.PLACEMENTS.items() for how in all_of_them],
+)
+def test_a_right_result_is_right_and_a_wrong_one_is_not(operation, placement):
+    for rank in (0, 1):
+        case, result = finished(operation, placement, rank)
+        assert case.fault(result) is None
+        if result is None:
+            assert operation in ("reduce", "gather")
+            continue
+        last = result if placement == "fresh" else case.recv
+        last[-1] ^= 1
+        assert "1 of" in case.fault(last)
+
+
+@pytest.mark.parametrize("operation", plan.PLACEMENTS)
+def test_periodic_results_are_those_of_the_reference(operation):
+    ranks, count, root = 3, plan.PERIOD + 5, 2
+    for rank in range(ranks):
+        chosen = plan.Combination(operation, "sum", 7, count, "out", root)
+        cases = [Case(chosen, r, ranks) for r in range(ranks)]
+        inputs = [np.zeros(0) if case.send is None else case.send for case in cases]
+        wanted = reference.expected(operation, inputs, "sum", root, rank)
+        actual = cases[rank].expected()
+        assert (actual is None) == (wanted is None)
+        assert actual is None or reference.same(actual, wanted)
+
+
+def test_what_must_not_be_written_is_watched():
+    case, result = finished("all_reduce", "out")
+    assert case.send is not None
+    case.send[0] ^= 1
+    assert "input has changed" in case.fault(result)
+    case, result = finished("reduce_scatter", "in place")
+    case.send[0] ^= 1  # the block of rank 0; this is rank 1
+    assert "input has changed" in case.fault(result)
+    case, result = finished("reduce", "out", rank=0)
+    case.send[0] ^= 1
+    assert "input has changed" in case.fault(result)
+    case, result = finished("all_gather", "fresh")
+    assert "nothing was given back" in case.fault(None)
+    assert "not int32" in case.fault(result.astype(np.int64))
+    for place in (-1, 0):
+        case, result = finished("all_gather", "out")
+        case.recv.base[place] = 0
+        assert "outside" in case.fault(result)
+
+
+def test_in_place_is_where_nccl_wants_it():
+    for operation, whole, part in [("all_gather", "recv", "send"), ("scatter", "send", "recv")]:
+        case, _ = finished(operation, "in place", rank=1)
+        size = DTYPES[2].itemsize
+        start = getattr(case, whole).ctypes.data
+        assert getattr(case, part).ctypes.data == start + 7 * size
+        assert getattr(case, whole).size == 3 * getattr(case, part).size
