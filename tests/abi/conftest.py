@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import comparison
+import engines
 import pytest
 import toolchain
 from declarations import ABI
+
+# Every function of symbols.h, each of which does nothing.
+HOLLOW = """
+#include "prototypes.h"
+#define HOLLOW(need, since, result, name, parameters) \\
+    result name parameters { return (result)0; }
+PN_NCCL_SYMBOLS(HOLLOW)
+PN_CUDA_SYMBOLS(HOLLOW)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +69,19 @@ def dlpack_side() -> comparison.Side:
     if header is None:
         pytest.fail("no dlpack.h: apache-tvm-ffi, a test dependency, ships one")
     return comparison.Side(f'#include "{header.name}"', (header.parent,))
+
+
+@pytest.fixture(scope="session")
+def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Builds a library that has every function of symbols.h but the named ones."""
+
+    def build(*without: str) -> Path:
+        folder = tmp_path_factory.mktemp("hollow")
+        source = folder / "hollow.c"
+        source.write_text(HOLLOW)
+        renamed = [f"-D{name}=pn_not_{name}" for name in without]
+        return engines.build_shared(
+            [source], folder / "libhollow.so", "-I", str(ABI), "-w", *renamed
+        )
+
+    return build

@@ -82,7 +82,7 @@ def _place(declaration: str, header: Header) -> None:
             raise ValueError(f"an enumerator without a value: {declaration!r}")
         header.enumerators += names
     elif body := re.fullmatch(r"typedef struct(?: \w+)? \{(.*)\} (\w+)", declaration):
-        header.structs[body[2]] = _members(body[1])
+        header.structs[body[2]] = read_members(body[1])
     elif body := re.fullmatch(
         r"typedef [^{}]*?\(\*(?=\w+\)\()(\w+).*|typedef [^{}()]*?(\w+)", declaration
     ):
@@ -91,7 +91,8 @@ def _place(declaration: str, header: Header) -> None:
         raise ValueError(f"a declaration that the checks cannot read: {declaration!r}")
 
 
-def _members(body: str) -> list[Member]:
+def read_members(body: str) -> list[Member]:
+    """The members in the body of a struct. Raises ValueError for one it cannot read."""
     members: list[Member] = []
     for part in (part.strip() for part in body.split(";")):
         if not part:

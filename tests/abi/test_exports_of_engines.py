@@ -6,6 +6,7 @@ function that the binding would take for an old NCCL.
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 from pathlib import Path
 
@@ -15,16 +16,31 @@ from declarations import our_symbols
 LISTED = {symbol.name for symbol in our_symbols()}
 
 
-def exported(library: Path) -> set[str]:
-    """The names that a shared object defines for others."""
+def defined(library: Path, *options: str) -> set[str]:
+    """The names that a shared object defines."""
     done = subprocess.run(
-        ["nm", "-D", "--defined-only", "--format=posix", library],
+        ["nm", "--defined-only", "--format=posix", *options, library],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     return {line.split()[0].partition("@")[0] for line in done.stdout.splitlines()}
+
+
+def exported(library: Path) -> set[str]:
+    """The names that a shared object defines for others."""
+    return defined(library, "-D")
+
+
+def repeated(libraries: list[Path]) -> dict[str, list[str]]:
+    """Names of the engine room that more than one library defines, with the libraries."""
+    homes: dict[str, list[str]] = {}
+    for library in libraries:
+        for name in defined(library):
+            if name.startswith("pn_"):
+                homes.setdefault(name, []).append(library.name)
+    return {name: files for name, files in homes.items() if len(files) > 1}
 
 
 def test_host_engine_exports_the_list(tmp_path: Path) -> None:
@@ -45,3 +61,20 @@ def test_exports_are_seen(tmp_path: Path) -> None:
         "int *use(void);\nint *use(void) { return &own; }\n"
     )
     assert exported(engines.build_shared([source], tmp_path / "liba.so")) == {"shown"}
+
+
+def test_static_state_exists_once() -> None:
+    """A C file that two extensions link has its state twice, each blind to the other."""
+    package = importlib.import_module("pynccl._native")
+    libraries = sorted(Path(package.__path__[0]).glob("*.so"))
+    assert any("bind" in library.name for library in libraries), libraries
+    assert repeated(libraries) == {}
+
+
+def test_state_that_exists_twice_is_caught(tmp_path: Path) -> None:
+    source = tmp_path / "a.c"
+    source.write_text(
+        "int pn_state;\nstatic int own;\nint *use(void);\nint *use(void) { return &own; }\n"
+    )
+    libraries = [engines.build_shared([source], tmp_path / f"lib{n}.so") for n in "ab"]
+    assert repeated(libraries) == {"pn_state": ["liba.so", "libb.so"]}

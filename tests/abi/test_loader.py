@@ -12,19 +12,10 @@ from pathlib import Path
 
 import engines
 import pytest
-from declarations import ABI, ROOT, Symbol, our_symbols
+from declarations import ROOT, Symbol, our_symbols
 
 OPTIONAL = [symbol for symbol in our_symbols() if not symbol.required]
 REQUIRED = [symbol for symbol in our_symbols() if symbol.required]
-
-# Every function of symbols.h, each of which does nothing.
-HOLLOW = """
-#include "prototypes.h"
-#define HOLLOW(need, since, result, name, parameters) \\
-    result name parameters { return (result)0; }
-PN_NCCL_SYMBOLS(HOLLOW)
-PN_CUDA_SYMBOLS(HOLLOW)
-"""
 
 
 class Loader:
@@ -74,22 +65,6 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Loader:
     output = tmp_path_factory.mktemp("loader") / "libloader.so"
     source = ROOT / "src" / "bind" / "loader.c"
     return Loader(engines.build_shared([source], output, "-fvisibility=default", "-ldl"))
-
-
-@pytest.fixture(scope="session")
-def hollow(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds a library that has every function of symbols.h but the named ones."""
-
-    def build(*without: str) -> Path:
-        folder = tmp_path_factory.mktemp("hollow")
-        source = folder / "hollow.c"
-        source.write_text(HOLLOW)
-        renamed = [f"-D{name}=pn_not_{name}" for name in without]
-        return engines.build_shared(
-            [source], folder / "libhollow.so", "-I", str(ABI), "-w", *renamed
-        )
-
-    return build
 
 
 def test_the_real_library_is_filled_whole(
