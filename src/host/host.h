@@ -35,19 +35,19 @@ typedef enum { HOST_STRICT, HOST_FAITHFUL } host_mode_t;
 typedef enum { HOST_QUICK, HOST_GPULIKE } host_temper_t;
 
 typedef struct {
-    host_mode_t mode;          /* PYNCCL_HOST_MODE: strict (a mismatch is an error) or faithful (it hangs) */
-    host_temper_t temper;      /* PYNCCL_HOST_TEMPER: quick or gpulike */
-    int devices;               /* PYNCCL_HOST_DEVICES, default 8 */
-    bool multi_rank;           /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
-    bool runtime_connect;      /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
-    bool launch_blocking;      /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
-    bool quirk_depth_leak;     /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
-    bool quirk_no_memory_ops;  /* PYNCCL_HOST_QUIRKS=no-memory-ops: a device without stream memory waits */
-    bool refuse_foreign;       /* PYNCCL_HOST_POINTERS=own: memory that the engine did not give is refused */
-    uint32_t launch_cost_ns;   /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
-    uint32_t launch_depth;     /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
-    uint32_t read_delay_ns;    /* gpulike: upper bound of the random delay before a kernel reads; 200 us */
-    uint64_t seed;             /* PYNCCL_HOST_SEED, for every random choice */
+    host_mode_t mode;         /* PYNCCL_HOST_MODE: strict (a mismatch is an error) or faithful (it hangs) */
+    host_temper_t temper;     /* PYNCCL_HOST_TEMPER: quick or gpulike */
+    int devices;              /* PYNCCL_HOST_DEVICES, default 8 */
+    bool multi_rank;          /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
+    bool runtime_connect;     /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
+    bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
+    bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
+    bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: a device without stream memory waits */
+    bool refuse_foreign;      /* PYNCCL_HOST_POINTERS=own: memory that the engine did not give is refused */
+    uint32_t launch_cost_ns;  /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
+    uint32_t launch_depth;    /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
+    uint32_t read_delay_ns;   /* gpulike: upper bound of the random delay before a kernel reads; 200 us */
+    uint64_t seed;            /* PYNCCL_HOST_SEED, for every random choice */
 } host_config_t;
 
 /* The settings; the environment is read once, at the first call of any exported function. */
@@ -103,8 +103,8 @@ struct host_work {
     host_progress_t (*step)(host_work_t *work);
     void (*release)(host_work_t *work); /* frees the item; called once, after DONE or when its context died */
     host_work_kind_t kind;
-    size_t bytes;     /* payload; a poller runs items up to HOST_POLL_BYTES only */
-    int device;       /* filled by submit */
+    size_t bytes; /* payload; a poller runs items up to HOST_POLL_BYTES only */
+    int device;   /* filled by submit */
     host_bell_t *bell;
     uint32_t bell_seen;
     CUresult status;
@@ -118,8 +118,8 @@ struct host_work {
 
 /* Queue work on a stream (NULL and the legacy and per-thread handles included), at the launch cost and depth
  * of the temper. On an error the item is not queued and not released. It may step and release the item before
- * it returns (quick), and it may block the caller (gpulike with a full launch queue, launch_blocking): hold no
- * lock that a step or a release takes. */
+ * it returns (quick), and it may block the caller (gpulike with a full launch queue, launch_blocking): hold
+ * no lock that a step or a release takes. */
 CUresult host_stream_submit(CUstream stream, host_work_t *work);
 /* The device a stream belongs to, or an error for a dead or foreign handle. */
 CUresult host_stream_device(CUstream stream, int *device);
@@ -149,6 +149,8 @@ typedef struct {
     int device;
     void *base;
     size_t bytes;
+    CUmemorytype type;
+    bool adopted; /* by host_memory_adopt */
 } host_memory_t;
 void host_memory_find(const void *pointer, host_memory_t *found);
 /* Memory of a device between guard pages, freed by host_memory_free after the device is drained. */
@@ -166,7 +168,8 @@ size_t host_type_size(ncclDataType_t type);
  * ncclAvg is not accepted here: see host_premultiply and host_divide. */
 void host_reduce(void *accumulator, const void *value, size_t count, ncclDataType_t type, ncclRedOp_t op);
 /* values[i] = source[i] * scalar, in the element type; `scalar` points at one element. */
-void host_premultiply(void *values, const void *source, size_t count, ncclDataType_t type, const void *scalar);
+void host_premultiply(void *values, const void *source, size_t count, ncclDataType_t type,
+                      const void *scalar);
 /* The factor 1/ranks rounded to a floating type, as NCCL's average uses it. */
 void host_average_factor(void *scalar, ncclDataType_t type, int ranks);
 /* Integer average: values[i] = values[i] / ranks, truncating towards zero for signed types. */
@@ -181,7 +184,7 @@ typedef struct {
     char function[32];
     int32_t device; /* the thread's current device, -1 for none */
     int32_t group_depth;
-    int32_t result; /* ncclResult_t or CUresult */
+    int32_t result;             /* ncclResult_t or CUresult */
     int32_t datatype, op, root; /* -1 where the call has none */
     uint64_t count;
     uint64_t comm;   /* the communicator's handle */
@@ -223,6 +226,7 @@ void host_fault_stall(int64_t ns);
 
 /* The text behind ncclGetLastError: one process-wide buffer, as in NCCL. */
 void host_last_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+const char *host_last_error_text(void); /* the calling thread's copy, good until it asks again */
 
 /* ---- control: what tests and `python -m pynccl host` use besides the two vendors' names -------------- */
 
@@ -239,6 +243,7 @@ typedef struct {
 } host_live_t;
 extern _Atomic int64_t host_live_streams, host_live_events, host_live_communicators, host_live_segments,
     host_live_threads, host_live_allocations, host_live_work_items, host_live_groups_open;
+/* work_items is what the streams' queues hold; host_live_work_items adds items that are in no queue yet. */
 PN_EXPORT void pn_host_live(host_live_t *live);
 
 /* A thread of its own holds the driver's lock for so long, as a driver busy elsewhere does. Returns once the
