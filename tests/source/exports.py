@@ -60,7 +60,7 @@ def public_objects(module: ModuleType) -> Iterator[tuple[str, object]]:
             for member, found in vars(value).items():
                 if not member.startswith("_") and _is_described(found):
                     yield f"{module.__name__}.{name}.{member}", found
-        elif callable(value):
+        elif inspect.isroutine(value) or _is_described(value):
             yield f"{module.__name__}.{name}", value
 
 

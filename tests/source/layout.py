@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl._bootstrap",),
     ("pynccl._native.abi",),
     ("pynccl._native.engine",),
-    ("pynccl._native.handles", "pynccl._native.view", "pynccl._native.completion"),
+    ("pynccl._native.handles", "pynccl._native.view", "pynccl._native.work"),
     ("pynccl._native.ops",),
     ("pynccl._native",),
     ("pynccl._flight",),
