@@ -1,0 +1,399 @@
+/* Inside the NCCL room: communicators, what ranks share, and the way from a call to a kernel.
+ *
+ *   nccl_library.c     version, texts, memory, parameters; entry and exit of every exported call
+ *   nccl_call.c        collectives and point to point: argument checks
+ *   nccl_group.c       the thread-local group machine, jobs
+ *   nccl_launch.c      from the tasks of a group to kernels on streams
+ *   nccl_contact.c     the first use of a function or a peer
+ *   nccl_kernel.c      what every kernel does around its own work: turn, faults, abort
+ *   nccl_collective.c  eight collectives as one state machine
+ *   nccl_message.c     send and receive
+ *   nccl_fault.c       injected faults, as a call feels them
+ *   nccl_report.c      a mismatch between ranks, in words
+ *   nccl_init.c nccl_split.c nccl_end.c   communicators are born, divided, and go
+ *   nccl_comm.c        handles, state, queries
+ *   nccl_config.c nccl_operator.c         ncclConfig_t; user-defined operators
+ *   nccl_clique.c      the ranks of one communicator that live in this process; watching the others
+ *   nccl_segment.c     the shared memory itself, unique ids
+ */
+#ifndef PYNCCL_HOST_NCCL_H
+#define PYNCCL_HOST_NCCL_H
+
+#include "host.h"
+
+#include <sys/types.h>
+
+#define HOST_NCCL_VERSION 23203
+#define HOST_MAX_RANKS 64
+#define HOST_LINE_BYTES 48           /* payload that travels in the arrival's own cache line */
+#define HOST_SLOT_BYTES (256 * 1024) /* payload a rank publishes at once otherwise */
+#define HOST_RING_BYTES (64 * 1024)  /* bytes of a message under way between two ranks */
+#define HOST_NAP_NS (50 * 1000 * 1000)
+
+#define host_fail(code, ...) (host_last_error(__VA_ARGS__), (code))
+
+/* ---- functions ----------------------------------------------------------------------------------- */
+
+typedef enum {
+    HOST_ALL_REDUCE,
+    HOST_REDUCE,
+    HOST_BROADCAST,
+    HOST_ALL_GATHER,
+    HOST_REDUCE_SCATTER,
+    HOST_ALL_TO_ALL,
+    HOST_GATHER,
+    HOST_SCATTER,
+    HOST_COLLECTIVES,
+    HOST_SEND = HOST_COLLECTIVES,
+    HOST_RECV,
+    HOST_FUNCTIONS
+} host_function_t;
+
+/* A collective is: who gives (all ranks or the root), whether one block or one block for each rank; who takes
+ * (all or the root), from whom (all or the root), and whether what is taken is reduced or placed side by
+ * side. Nothing else tells the eight apart. */
+typedef struct {
+    const char *name;
+    bool rooted, root_gives, spread, root_takes, from_root, reduces;
+} host_shape_t;
+extern const host_shape_t host_shapes[HOST_FUNCTIONS];
+
+#define HOST_USER_OP ((ncclRedOp_t)ncclNumOps) /* how a user-defined operator looks to the other ranks */
+
+/* One call of a user, checked and resolved. */
+typedef struct host_task {
+    struct host_task *next;
+    host_function_t function;
+    ncclDataType_t type;
+    ncclRedOp_t op; /* built in, or HOST_USER_OP */
+    int root;       /* of a message: the peer */
+    size_t count;
+    const void *send;
+    void *recv;
+    CUstream stream;
+    bool scaled;         /* each input is multiplied before it is summed */
+    bool divided;        /* the sum is divided by the number of ranks */
+    const void *scalar;  /* where the factor lies when the kernel runs; NULL: in `factor` */
+    uint64_t factor;     /* one element, in its first bytes */
+} host_task_t;
+
+/* ---- shared memory (nccl_segment.c) ---------------------------------------------------------------- */
+
+/* What a rank says of an operation; the strict mode compares it. */
+typedef struct {
+    uint64_t count;
+    uint8_t function, type, op, root;
+} host_sketch_t;
+
+/* An arrival: the number is written last and read first. Arrival k lies in line k % 2. Everybody waits for all
+ * arrivals k before anybody reads chunk k, so whoever publishes k + 1 has read k - 1 no more, and two buffers
+ * are enough. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t arrival;
+    uint8_t function, type, op, root;
+    uint64_t count;
+    unsigned char data[HOST_LINE_BYTES];
+} host_line_t;
+_Static_assert(sizeof(host_line_t) == 64, "an arrival is one cache line");
+
+/* What a rank that waits long is waiting in, so that ranks in different calls can tell. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t sequence; /* 0 while it is written */
+    _Atomic uint64_t count;
+    _Atomic uint32_t packed;
+} host_intent_t;
+
+/* What a rank says in ncclCommSplit; split s uses note s % 2. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t told; /* number of the split whose colour and key these are */
+    int32_t color, key;
+    _Atomic uint32_t offered; /* number of the split for which `id` is the new clique's */
+    ncclUniqueId id;
+} host_note_t;
+
+typedef enum { HOST_ABSENT, HOST_JOINING, HOST_READY, HOST_LEFT } host_presence_t;
+
+typedef struct {
+    _Alignas(64) _Atomic uint32_t presence;
+    int32_t pid;
+    uint64_t start; /* of the process, in clock ticks since boot */
+    int32_t device, version;
+    _Atomic uint32_t finalized;
+    _Alignas(64) host_bell_t bell;
+    host_line_t line[2];
+    host_intent_t intent[2]; /* of a kernel, and of a call that makes first contact */
+    host_note_t note[2];
+    _Atomic uint8_t connected[HOST_COLLECTIVES];
+    _Atomic uint8_t met[HOST_MAX_RANKS];
+} host_area_t;
+
+/* One direction between two ranks: a ring of bytes, and the number of the message on its way. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t head; /* bytes put in; these four are the sender's */
+    _Atomic uint32_t offered;
+    uint32_t sent_type;
+    uint64_t sent_count;
+    _Alignas(64) _Atomic uint64_t tail; /* bytes taken out; these are the receiver's */
+    _Atomic uint32_t taken, refused;
+    uint32_t wanted_type;
+    uint64_t wanted_count;
+    _Alignas(64) unsigned char data[HOST_RING_BYTES];
+} host_channel_t;
+
+typedef struct {
+    char magic[8];
+    uint8_t secret[16];
+    _Alignas(64) _Atomic uint32_t ranks; /* set by the first that joins */
+    _Atomic uint32_t ready;              /* ranks that have mapped the whole */
+    _Atomic uint32_t broken;             /* 1 while `reason` is written, then 2: nobody will complete this init */
+    char reason[512];
+} host_head_t;
+
+typedef struct {
+    char magic[8];
+    int32_t pid, descriptor;
+    uint64_t start, inode;
+    uint8_t secret[16];
+} host_id_t;
+
+size_t host_segment_bytes(int ranks);
+host_area_t *host_segment_area(host_head_t *head, int rank);
+unsigned char *host_segment_slot(host_head_t *head, int rank, uint32_t arrival);
+host_channel_t *host_segment_channel(host_head_t *head, int from, int to);
+/* A new segment and the id by which others find it; this process offers it until all ranks have come. */
+ncclResult_t host_segment_offer(ncclUniqueId *unique);
+/* Close what needs to be offered no more. With an id: also that one, whoever is missing. */
+void host_segment_withdraw(const ncclUniqueId *unique);
+/* Map the segment of an id for `ranks` ranks. InvalidUsage: somebody else's number of ranks, or used before. */
+ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head);
+void host_segment_break(host_head_t *head, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool host_process_start(pid_t pid, uint64_t *start);
+
+/* ---- cliques (nccl_clique.c) ----------------------------------------------------------------------- */
+
+/* The ranks of one communicator in this process: they share a mapping and go together. */
+typedef struct host_clique {
+    struct host_clique *next;
+    uint8_t secret[16];
+    uint64_t hash; /* equal on all ranks: the order of communicators in a group */
+    host_head_t *head;
+    int ranks;
+    _Atomic int refs; /* members, and kernels that have started */
+    struct ncclComm *members;
+    int joined, leaving;
+    _Atomic int64_t next_look;
+    _Atomic int gone; /* 1 + the rank found dead */
+    int watched;
+    struct {
+        pid_t pid;
+        uint64_t start;
+        int descriptor; /* a pidfd, or -1 on kernels that have none */
+    } watch[HOST_MAX_RANKS];
+} host_clique_t;
+
+ncclResult_t host_clique_join(struct ncclComm *comm, const ncclUniqueId *unique);
+void host_clique_hold(host_clique_t *clique);
+void host_clique_release(host_clique_t *clique);
+/* Count one more member as leaving; true for the last of them, who then owns the whole list. */
+bool host_clique_leave(struct ncclComm *comm, struct ncclComm **all);
+void host_clique_ring(host_clique_t *clique, int except);
+/* Begin to watch the processes of the ranks that have come; then, at most every 50 ms, look after them. */
+void host_clique_meet(host_clique_t *clique);
+void host_clique_watch(host_clique_t *clique);
+
+/* ---- communicators (nccl_comm.c) ------------------------------------------------------------------- */
+
+#define HOST_COMM_MAGIC 0x636f6d6d756e6963ull
+#define HOST_COMM_DEAD 0xdeadc0de636f6d6dull
+
+/* Operations run one after the other in the order of their tickets. Communicators that share resources
+ * (splitShare) share this too, and are aborted together. */
+typedef struct {
+    _Atomic int refs;
+    _Atomic uint64_t issued, turn;
+    host_bell_t bell;
+    pthread_mutex_t lock;
+    struct ncclComm *members;
+} host_order_t;
+
+typedef struct host_operator {
+    bool used;
+    ncclDataType_t type;
+    const void *scalar;
+    uint64_t factor;
+} host_operator_t;
+
+/* A handle's memory is kept for a while after it is freed, with the magic of the dead, so that a late use is
+ * refused instead of read from somebody else's memory. */
+struct ncclComm {
+    _Atomic uint64_t magic;
+    _Atomic int refs; /* the handle, kernels, calls that wait */
+    struct ncclComm *next_dead, *next_member, *next_family;
+    int rank, ranks, device;
+    _Atomic(host_clique_t *) clique;
+    host_area_t *area;
+    host_order_t *order;
+    _Atomic int state;        /* ncclResult_t: in progress until init is done, then the asynchronous error */
+    _Atomic uint32_t stop;    /* raised by abort */
+    _Atomic uint32_t running; /* steps that may touch shared memory or a user's buffer */
+    _Atomic uint32_t callers; /* threads inside a call that waits */
+    host_bell_t quiet;        /* rung when one of these two may have become 0, and by abort */
+    struct ncclComm *parent;  /* while it is being split off: the parent's abort ends it too */
+    bool finalize_called, finalized;
+    bool reclaim_queued; /* destroyed or aborted, if the group it was done in does not fail */
+    uint32_t arrival;  /* of the last chunk; only the kernel whose turn it is counts on */
+    uint64_t sequence; /* collectives launched */
+    uint32_t splits;
+    uint32_t sent[HOST_MAX_RANKS], received[HOST_MAX_RANKS]; /* messages launched, by peer */
+    bool connected[HOST_COLLECTIVES], met[HOST_MAX_RANKS];
+    host_operator_t *operators;
+    int operator_count;
+    ncclConfig_t config;
+};
+
+ncclComm_t host_comm_new(int ranks, int rank, int device, const ncclConfig_t *config, ncclComm_t share);
+void host_comm_hold(ncclComm_t comm);
+void host_comm_release(ncclComm_t comm);
+ncclResult_t host_comm_check(ncclComm_t comm, const char *function);
+/* The gate in front of almost every call: in progress is an invalid argument, an error is returned again. */
+ncclResult_t host_comm_ready(ncclComm_t comm, const char *function);
+/* The first error stays. The text is the caller's business. */
+void host_comm_set_state(ncclComm_t comm, ncclResult_t error);
+ncclResult_t host_comm_state(ncclComm_t comm);
+/* Raise the abort flag of the communicator and of all that share its resources; nobody is waited for. */
+void host_comm_stop(ncclComm_t comm);
+/* Kernels and queries touch shared memory between these two; false: stopped, and there is nothing to end. */
+bool host_comm_begin(ncclComm_t comm);
+void host_comm_end(ncclComm_t comm);
+/* Wait until nobody is between the two, nor inside a call that waits. The communicator is stopped. */
+void host_comm_settle(ncclComm_t comm);
+static inline bool host_comm_stopped(const struct ncclComm *comm) {
+    return atomic_load_explicit(&comm->stop, memory_order_seq_cst) != 0;
+}
+/* A call that will wait: false if the communicator is being aborted already. */
+bool host_comm_enter_call(ncclComm_t comm);
+void host_comm_leave_call(ncclComm_t comm);
+/* One nap of such a call on a bell; an error is the reason to wait no longer. */
+ncclResult_t host_comm_nap(ncclComm_t comm, host_bell_t *bell, uint32_t seen);
+/* Wait until it is aborted. */
+ncclResult_t host_comm_hang(ncclComm_t comm, const char *what);
+
+/* Take a fault at a site inside a call: delays, kills and sticks here; an error is the call's (nccl_fault.c). */
+ncclResult_t host_comm_fault(ncclComm_t comm, const char *site, const char *function);
+/* The same at the door of an exported function, which may have no communicator. */
+ncclResult_t host_call_fault(const char *function, int rank);
+/* At the sites "abort" and "destroy", where nothing but time ends what is stuck. */
+void host_reclaim_fault(ncclComm_t comm, const char *site, const char *function);
+_Noreturn void host_process_kill(void);
+
+
+ncclResult_t host_config_parse(const ncclConfig_t *given, ncclConfig_t *config);
+ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const char *function);
+
+/* ---- groups and jobs (nccl_group.c) ---------------------------------------------------------------- */
+
+typedef struct host_job {
+    struct host_job *next;
+    ncclResult_t (*run)(struct host_job *job);
+    /* In place of `run`, when the group failed before; `result` says how. */
+    void (*undo)(struct host_job *job);
+    ncclComm_t comm;
+    const char *function;
+    ncclResult_t result;
+    bool ran;
+    pthread_t thread;
+    struct host_crew *crew;
+    /* what only some kinds of job need */
+    ncclUniqueId id;
+    ncclComm_t *out;
+    ncclConfig_t config;
+    int color, key;
+} host_job_t;
+
+/* What one communicator does in a group. */
+typedef struct host_plan {
+    struct host_plan *next;
+    ncclComm_t comm;
+    host_task_t *collectives, *messages; /* in the order of the calls */
+    host_task_t **last_collective, **last_message;
+    CUstream *streams; /* distinct, in the order in which they were first seen */
+    int stream_count;
+} host_plan_t;
+
+int host_group_depth(void);
+void host_group_start(void);
+ncclResult_t host_group_end(void);
+/* End the implicit group of a call whose own result is `result`: an error poisons the group around it. */
+ncclResult_t host_group_close(ncclResult_t result);
+ncclResult_t host_group_poison(ncclResult_t result);
+/* Queue a copy of a job. */
+ncclResult_t host_group_add_job(const host_job_t *job);
+ncclResult_t host_group_add_task(ncclComm_t comm, const host_task_t *task);
+
+/* The exchange by which a new communicator comes to life (nccl_init.c). */
+ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id);
+/* Let go of a communicator that no kernel or call uses any more (nccl_end.c). */
+void host_comm_detach(ncclComm_t comm);
+
+/* First contact, where the temper has it: blocks until the peers make the same calls (nccl_contact.c). */
+ncclResult_t host_contact(host_plan_t *plans);
+ncclResult_t host_contact_one(ncclComm_t comm, const host_task_t *task);
+
+/* ---- launching (nccl_launch.c, nccl_kernel.c) -------------------------------------------------------- */
+
+typedef struct host_kernel host_kernel_t;
+struct host_kernel {
+    host_work_t work; /* first: the stream's view of it */
+    ncclComm_t comm;
+    host_progress_t (*advance)(host_kernel_t *kernel);
+    void (*linger)(host_kernel_t *kernel); /* every 50 ms that it is blocked; may be NULL */
+    const char *name;
+    uint64_t ticket;
+    host_clique_t *clique; /* held from the first step to the release */
+    bool solo;             /* needs no turn: a communicator of one rank */
+    bool stuck;            /* until aborted */
+    bool on_device;
+    int64_t not_before;    /* by an injected delay */
+    int64_t next_look;
+};
+
+ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task);
+/* Sorts the plans too: communicators in the order of their hash, which is the same on all ranks. */
+ncclResult_t host_launch_group(host_plan_t **plans);
+/* Put a kernel on a stream; on an error it is freed. */
+ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream stream);
+host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task);
+host_kernel_t *host_solo_new(const host_task_t *task);
+/* Whether a kernel may touch so many bytes there; false is an illegal address. */
+bool host_kernel_may_touch(int device, const void *pointer, size_t bytes);
+ncclResult_t host_message_check(const host_plan_t *plan);
+host_kernel_t *host_message_new(ncclComm_t comm, const host_task_t *tasks);
+
+/* ---- mismatches (nccl_report.c) ----------------------------------------------------------------------- */
+
+host_sketch_t host_sketch_of(const host_task_t *task);
+static inline bool host_sketch_same(host_sketch_t a, host_sketch_t b) {
+    return a.count == b.count && a.function == b.function && a.type == b.type && a.op == b.op &&
+           a.root == b.root;
+}
+void host_report_mismatch(ncclComm_t comm, uint64_t sequence, int rank_a, host_sketch_t a, int rank_b,
+                          host_sketch_t b);
+void host_report_message(ncclComm_t comm, uint32_t number, int from, host_sketch_t sent, int to,
+                         host_sketch_t wanted);
+typedef enum { HOST_INTENT_KERNEL, HOST_INTENT_CALL } host_intent_kind_t;
+void host_intent_say(ncclComm_t comm, host_intent_kind_t kind, uint64_t sequence, host_sketch_t sketch);
+/* Strict mode: true, and reported, if another rank waits in a different operation of this number. */
+bool host_intent_differs(ncclComm_t comm, uint64_t sequence, host_sketch_t own);
+
+/* ---- entry and exit of exported calls (nccl_library.c) ------------------------------------------------ */
+
+typedef struct {
+    host_call_t record;
+} host_entry_t;
+
+/* Anything but success is the result of the call. */
+ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclComm_t comm);
+ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result);
+void host_registrations_drop(ncclComm_t comm); /* what a communicator leaves registered goes with it */
+
+#endif

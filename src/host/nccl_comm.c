@@ -1,0 +1,255 @@
+/* Communicator handles: making, checking, stopping; state; queries. */
+#include "nccl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory of handles ------------------------------------------------------------------------------ */
+
+enum { GRAVES = 64 };
+static pthread_mutex_t graves_lock = PTHREAD_MUTEX_INITIALIZER;
+static ncclComm_t graves[GRAVES];
+static unsigned int next_grave;
+
+static void bury(ncclComm_t comm) {
+    pthread_mutex_lock(&graves_lock);
+    ncclComm_t oldest = graves[next_grave % GRAVES];
+    graves[next_grave++ % GRAVES] = comm;
+    pthread_mutex_unlock(&graves_lock);
+    free(oldest);
+}
+
+static host_order_t *order_new(void) {
+    host_order_t *order = calloc(1, sizeof *order);
+    if (order != NULL)
+        pthread_mutex_init(&order->lock, NULL);
+    return order;
+}
+
+static void order_join(host_order_t *order, ncclComm_t comm) {
+    pthread_mutex_lock(&order->lock);
+    comm->order = order;
+    comm->next_family = order->members;
+    order->members = comm;
+    pthread_mutex_unlock(&order->lock);
+    atomic_fetch_add(&order->refs, 1);
+}
+
+static void order_leave(ncclComm_t comm) {
+    host_order_t *order = comm->order;
+    pthread_mutex_lock(&order->lock);
+    for (ncclComm_t *link = &order->members; *link != NULL; link = &(*link)->next_family)
+        if (*link == comm) {
+            *link = comm->next_family;
+            break;
+        }
+    pthread_mutex_unlock(&order->lock);
+    if (atomic_fetch_sub(&order->refs, 1) == 1) {
+        pthread_mutex_destroy(&order->lock);
+        free(order);
+    }
+}
+
+ncclComm_t host_comm_new(int ranks, int rank, int device, const ncclConfig_t *config, ncclComm_t share) {
+    ncclComm_t comm = calloc(1, sizeof *comm);
+    host_order_t *order = share != NULL ? share->order : order_new();
+    if (comm == NULL || order == NULL) {
+        host_last_error("out of memory");
+        free(comm);
+        if (share == NULL)
+            free(order);
+        return NULL;
+    }
+    comm->magic = HOST_COMM_MAGIC;
+    comm->refs = 1;
+    comm->ranks = ranks;
+    comm->rank = rank;
+    comm->device = device;
+    comm->state = ncclInProgress;
+    comm->config = *config;
+    order_join(order, comm);
+    atomic_fetch_add(&host_live_communicators, 1);
+    return comm;
+}
+
+void host_comm_hold(ncclComm_t comm) {
+    atomic_fetch_add_explicit(&comm->refs, 1, memory_order_relaxed);
+}
+
+void host_comm_release(ncclComm_t comm) {
+    if (atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    order_leave(comm);
+    free(comm->operators);
+    comm->operators = NULL;
+    bury(comm);
+}
+
+/* ---- state ------------------------------------------------------------------------------------------ */
+
+ncclResult_t host_comm_check(ncclComm_t comm, const char *function) {
+    if (comm == NULL)
+        return host_fail(ncclInvalidArgument, "%s: the communicator is NULL", function);
+    uint64_t magic = atomic_load_explicit(&comm->magic, memory_order_relaxed);
+    if (magic == HOST_COMM_DEAD)
+        return host_fail(ncclInvalidArgument, "%s: the communicator was destroyed or aborted before", function);
+    if (magic != HOST_COMM_MAGIC)
+        return host_fail(ncclInvalidArgument, "%s: this is not a communicator", function);
+    return ncclSuccess;
+}
+
+void host_comm_set_state(ncclComm_t comm, ncclResult_t error) {
+    int healthy = ncclSuccess;
+    atomic_compare_exchange_strong(&comm->state, &healthy, (int)error);
+}
+
+ncclResult_t host_comm_state(ncclComm_t comm) {
+    ncclResult_t state = (ncclResult_t)atomic_load(&comm->state);
+    if (state != ncclSuccess || !host_comm_begin(comm))
+        return state;
+    host_clique_t *clique = atomic_load(&comm->clique);
+    if (clique != NULL) {
+        host_clique_watch(clique);
+        if (atomic_load(&clique->gone) != 0)
+            host_comm_set_state(comm, ncclRemoteError);
+    }
+    host_comm_end(comm);
+    return (ncclResult_t)atomic_load(&comm->state);
+}
+
+ncclResult_t host_comm_ready(ncclComm_t comm, const char *function) {
+    if (host_comm_stopped(comm))
+        return ncclSuccess;
+    ncclResult_t state = host_comm_state(comm);
+    if (state == ncclInProgress)
+        return host_fail(ncclInvalidArgument, "%s: the communicator is not initialised yet", function);
+    return state;
+}
+
+void host_comm_stop(ncclComm_t comm) {
+    host_order_t *order = comm->order;
+    pthread_mutex_lock(&order->lock);
+    for (ncclComm_t member = order->members; member != NULL; member = member->next_family) {
+        atomic_store(&member->stop, 1);
+        host_bell_ring(&member->quiet);
+        host_clique_t *clique = atomic_load(&member->clique);
+        if (clique != NULL)
+            host_bell_ring(&member->area->bell);
+    }
+    pthread_mutex_unlock(&order->lock);
+    host_bell_ring(&order->bell);
+}
+
+bool host_comm_begin(ncclComm_t comm) {
+    atomic_fetch_add_explicit(&comm->running, 1, memory_order_seq_cst);
+    if (!host_comm_stopped(comm))
+        return true;
+    host_comm_end(comm);
+    return false;
+}
+
+void host_comm_end(ncclComm_t comm) {
+    atomic_fetch_sub_explicit(&comm->running, 1, memory_order_seq_cst);
+    if (host_comm_stopped(comm))
+        host_bell_ring(&comm->quiet);
+}
+
+void host_comm_settle(ncclComm_t comm) {
+    for (;;) {
+        uint32_t seen = host_bell_look(&comm->quiet);
+        if (atomic_load(&comm->running) == 0 && atomic_load(&comm->callers) == 0)
+            return;
+        host_bell_wait(&comm->quiet, seen, HOST_NAP_NS);
+    }
+}
+
+/* ---- calls that wait -------------------------------------------------------------------------------- */
+
+bool host_comm_enter_call(ncclComm_t comm) {
+    host_comm_hold(comm);
+    atomic_fetch_add(&comm->callers, 1);
+    if (!host_comm_stopped(comm))
+        return true;
+    host_comm_leave_call(comm);
+    return false;
+}
+
+void host_comm_leave_call(ncclComm_t comm) {
+    atomic_fetch_sub(&comm->callers, 1);
+    host_bell_ring(&comm->quiet);
+    host_comm_release(comm);
+}
+
+static ncclResult_t aborted(ncclComm_t comm) {
+    return host_fail(ncclInternalError, "aborted while rank %d waited for its peers", comm->rank);
+}
+
+ncclResult_t host_comm_nap(ncclComm_t comm, host_bell_t *bell, uint32_t seen) {
+    if (host_comm_stopped(comm) || (comm->parent != NULL && host_comm_stopped(comm->parent)))
+        return aborted(comm);
+    host_clique_t *clique = atomic_load(&comm->clique);
+    if (clique != NULL) {
+        host_clique_watch(clique);
+        int gone = atomic_load(&clique->gone);
+        if (gone != 0)
+            return host_fail(ncclRemoteError, "rank %d (pid %d) is gone", gone - 1,
+                             (int)host_segment_area(clique->head, gone - 1)->pid);
+    }
+    host_bell_wait(bell, seen, HOST_NAP_NS);
+    return ncclSuccess;
+}
+
+ncclResult_t host_comm_hang(ncclComm_t comm, const char *what) {
+    for (;;) {
+        uint32_t seen = host_bell_look(&comm->quiet);
+        ncclResult_t result = host_comm_nap(comm, &comm->quiet, seen);
+        if (result != ncclSuccess)
+            return host_fail(result, "rank %d was aborted while %s", comm->rank, what);
+    }
+}
+
+/* ---- queries ---------------------------------------------------------------------------------------- */
+
+typedef enum { COUNT, DEVICE, RANK } query_t;
+
+static ncclResult_t answer(const char *function, ncclComm_t comm, query_t query, int *out) {
+    host_entry_t entry;
+    ncclResult_t result = host_entry_begin(&entry, function, comm);
+    if (result == ncclSuccess)
+        result = host_comm_check(comm, function);
+    if (result == ncclSuccess && out == NULL)
+        result = host_fail(ncclInvalidArgument, "%s: the pointer for the answer is NULL", function);
+    if (result == ncclSuccess)
+        result = host_comm_ready(comm, function);
+    if (result == ncclSuccess)
+        *out = query == COUNT ? comm->ranks : query == DEVICE ? comm->device : comm->rank;
+    return host_entry_end(&entry, result);
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+    return answer("ncclCommCount", comm, COUNT, count);
+}
+
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+    return answer("ncclCommCuDevice", comm, DEVICE, device);
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+    return answer("ncclCommUserRank", comm, RANK, rank);
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+    host_entry_t entry;
+    ncclResult_t result = host_entry_begin(&entry, "ncclCommGetAsyncError", comm);
+    /* A communicator that is injected to be in progress answers so here, and nowhere else. */
+    bool forced = result == ncclInProgress;
+    if (forced)
+        result = ncclSuccess;
+    if (result == ncclSuccess)
+        result = host_comm_check(comm, "ncclCommGetAsyncError");
+    if (result == ncclSuccess && asyncError == NULL)
+        result = host_fail(ncclInvalidArgument, "ncclCommGetAsyncError: the pointer for the answer is NULL");
+    if (result == ncclSuccess)
+        *asyncError = forced ? ncclInProgress : host_comm_state(comm);
+    return host_entry_end(&entry, result);
+}

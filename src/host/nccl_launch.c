@@ -1,0 +1,181 @@
+/* From the tasks of a group to kernels on streams. */
+#include "nccl.h"
+
+/* ---- two threads on one device -------------------------------------------------------------------------- */
+
+/* NCCL refuses launches by two threads on one device at the same time where it notices them. */
+enum { DEVICES = 64 };
+static _Atomic uint32_t launching[DEVICES];
+
+static ncclResult_t take_device(int device) {
+    uint32_t nobody = 0;
+    if (host_config()->multi_rank || atomic_compare_exchange_strong(&launching[device % DEVICES], &nobody, 1))
+        return ncclSuccess;
+    return host_fail(ncclInvalidUsage, "two host threads launch on device %d at the same time", device);
+}
+
+static void give_device(int device) {
+    if (!host_config()->multi_rank)
+        atomic_store(&launching[device % DEVICES], 0);
+}
+
+/* Make the communicator's device the thread's; *before is what to restore, or -2 for nothing. */
+static ncclResult_t switch_device(int device, int *before) {
+    *before = -1;
+    CUresult status = host_current_device(before, false);
+    if (status == CUDA_SUCCESS && *before == device) {
+        *before = -2;
+        return ncclSuccess;
+    }
+    if (status != CUDA_SUCCESS)
+        *before = -1;
+    status = host_set_current_device(device);
+    if (status != CUDA_SUCCESS)
+        return host_fail(ncclUnhandledCudaError, "device %d cannot be used (CUDA error %d)", device, (int)status);
+    return ncclSuccess;
+}
+
+static void restore_device(int before) {
+    if (before != -2)
+        host_set_current_device(before);
+}
+
+static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
+    int device;
+    bool capturing = false;
+    CUresult status = host_stream_device(stream, &device);
+    if (status != CUDA_SUCCESS)
+        return host_fail(ncclUnhandledCudaError, "the stream %p is not one of this engine's (CUDA error %d)",
+                         (void *)stream, (int)status);
+    if (device != comm->device)
+        return host_fail(ncclUnhandledCudaError, "the stream belongs to device %d, the communicator to device %d",
+                         device, comm->device);
+    status = host_stream_capturing(stream, &capturing);
+    if (status != CUDA_SUCCESS || capturing)
+        return host_fail(ncclInvalidUsage, "the host engine does not capture NCCL operations");
+    return ncclSuccess;
+}
+
+/* ---- one operation outside a group ------------------------------------------------------------------------ */
+
+static ncclResult_t launch_task(ncclComm_t comm, const host_task_t *task) {
+    ncclResult_t result = check_stream(comm, task->stream);
+    if (result != ncclSuccess)
+        return result;
+    host_kernel_t *kernel =
+        task->function < HOST_COLLECTIVES ? host_collective_new(comm, task) : host_message_new(comm, task);
+    return host_kernel_submit(kernel, comm, task->stream);
+}
+
+ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
+    if (task->function >= HOST_COLLECTIVES && task->root == comm->rank)
+        return host_fail(ncclInvalidUsage, "rank %d: a message to itself needs its other half in the same group",
+                         comm->rank);
+    ncclResult_t result = host_contact_one(comm, task);
+    if (result != ncclSuccess || host_comm_stopped(comm))
+        return result;
+    int before;
+    result = take_device(comm->device);
+    if (result != ncclSuccess)
+        return result;
+    result = switch_device(comm->device, &before);
+    if (result == ncclSuccess) {
+        result = launch_task(comm, task);
+        restore_device(before);
+    }
+    give_device(comm->device);
+    return result;
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------- */
+
+static bool goes_before(const host_plan_t *a, const host_plan_t *b) {
+    host_clique_t *first = atomic_load(&a->comm->clique), *second = atomic_load(&b->comm->clique);
+    uint64_t hash_a = first != NULL ? first->hash : 0, hash_b = second != NULL ? second->hash : 0;
+    return hash_a != hash_b ? hash_a < hash_b : a->comm->rank < b->comm->rank;
+}
+
+static void sort_plans(host_plan_t **plans) {
+    host_plan_t *sorted = NULL;
+    while (*plans != NULL) {
+        host_plan_t *plan = *plans, **link = &sorted;
+        *plans = plan->next;
+        while (*link != NULL && !goes_before(plan, *link))
+            link = &(*link)->next;
+        plan->next = *link;
+        *link = plan;
+    }
+    *plans = sorted;
+}
+
+static size_t traffic(const host_plan_t *plan, const host_task_t *task) {
+    bool wide = task->function == HOST_ALL_GATHER || task->function == HOST_REDUCE_SCATTER;
+    return task->count * host_type_size(task->type) * (wide ? (size_t)plan->comm->ranks : 1);
+}
+
+/* Big ones first, as NCCL schedules them; not the order of the calls, on which nobody may rely in a group. */
+static void sort_collectives(host_plan_t *plan) {
+    host_task_t *sorted = NULL;
+    while (plan->collectives != NULL) {
+        host_task_t *task = plan->collectives, **link = &sorted;
+        plan->collectives = task->next;
+        while (*link != NULL && traffic(plan, *link) >= traffic(plan, task))
+            link = &(*link)->next;
+        task->next = *link;
+        *link = task;
+    }
+    plan->collectives = sorted;
+}
+
+static ncclResult_t follow(CUstream waiter, CUstream signaller) {
+    CUresult status = host_stream_follow(waiter, signaller);
+    if (status == CUDA_SUCCESS)
+        return ncclSuccess;
+    return host_fail(ncclUnhandledCudaError, "streams of a group cannot be joined (CUDA error %d)", (int)status);
+}
+
+/* All streams of the communicator form one barrier, and the kernels are on the one that was seen last. */
+static ncclResult_t launch_kernels(host_plan_t *plan) {
+    int others = plan->stream_count - 1;
+    CUstream stream = plan->streams[others];
+    ncclResult_t result = ncclSuccess;
+    for (int i = 0; i <= others && result == ncclSuccess; i++)
+        result = check_stream(plan->comm, plan->streams[i]);
+    for (int i = 0; i < others && result == ncclSuccess; i++)
+        result = follow(stream, plan->streams[i]);
+    for (host_task_t *task = plan->collectives; task != NULL && result == ncclSuccess; task = task->next)
+        result = host_kernel_submit(host_collective_new(plan->comm, task), plan->comm, stream);
+    if (plan->messages != NULL && result == ncclSuccess)
+        result = host_kernel_submit(host_message_new(plan->comm, plan->messages), plan->comm, stream);
+    for (int i = 0; i < others && result == ncclSuccess; i++)
+        result = follow(plan->streams[i], stream);
+    return result;
+}
+
+static ncclResult_t launch_plan(host_plan_t *plan) {
+    if (host_comm_stopped(plan->comm))
+        return ncclSuccess;
+    sort_collectives(plan);
+    int device = plan->comm->device;
+    ncclResult_t result = take_device(device);
+    if (result != ncclSuccess)
+        return result;
+    int before; /* restored once, by the end of the group */
+    result = switch_device(device, &before);
+    if (result == ncclSuccess)
+        result = launch_kernels(plan);
+    give_device(device);
+    return result;
+}
+
+ncclResult_t host_launch_group(host_plan_t **plans) {
+    ncclResult_t result = ncclSuccess;
+    sort_plans(plans);
+    for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next)
+        result = host_message_check(plan);
+    if (result == ncclSuccess)
+        result = host_contact(*plans);
+    for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next)
+        result = launch_plan(plan);
+    return result;
+}

@@ -1,0 +1,257 @@
+/* The memory that all ranks of one communicator share, and the id by which they find it.
+ *
+ * It is an anonymous file. The process that makes the id keeps it open, and the others open it through
+ * /proc, where the kernel lets in only who may inspect that process. So there is no name that could be left
+ * behind or guessed: when the last process that mapped it is gone, however it went, so is the memory.
+ */
+#define _GNU_SOURCE
+#include "nccl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PAGE ((size_t)4096)
+static const char MAGIC[8] = "pnclique";
+
+/* ---- where things lie ------------------------------------------------------------------------------ */
+
+static size_t slots_offset(int ranks) {
+    return (PAGE + (size_t)ranks * sizeof(host_area_t) + PAGE - 1) / PAGE * PAGE;
+}
+
+static size_t channels_offset(int ranks) {
+    return slots_offset(ranks) + (size_t)ranks * 2 * HOST_SLOT_BYTES;
+}
+
+/* Pages come into being when they are touched, so that the rings of pairs that never talk cost nothing. */
+size_t host_segment_bytes(int ranks) {
+    size_t end = channels_offset(ranks) + (size_t)ranks * (size_t)ranks * sizeof(host_channel_t);
+    return (end + PAGE - 1) / PAGE * PAGE;
+}
+
+static unsigned char *at(host_head_t *head, size_t offset) {
+    return (unsigned char *)head + offset;
+}
+
+static int ranks_of(host_head_t *head) {
+    return (int)atomic_load_explicit(&head->ranks, memory_order_relaxed);
+}
+
+host_area_t *host_segment_area(host_head_t *head, int rank) {
+    return (host_area_t *)(void *)at(head, PAGE + (size_t)rank * sizeof(host_area_t));
+}
+
+unsigned char *host_segment_slot(host_head_t *head, int rank, uint32_t arrival) {
+    return at(head, slots_offset(ranks_of(head)) + ((size_t)rank * 2 + (arrival & 1)) * HOST_SLOT_BYTES);
+}
+
+host_channel_t *host_segment_channel(host_head_t *head, int from, int to) {
+    int ranks = ranks_of(head);
+    size_t index = (size_t)from * (size_t)ranks + (size_t)to;
+    return (host_channel_t *)(void *)at(head, channels_offset(ranks) + index * sizeof(host_channel_t));
+}
+
+void host_segment_break(host_head_t *head, const char *format, ...) {
+    uint32_t whole = 0;
+    if (!atomic_compare_exchange_strong(&head->broken, &whole, 1))
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(head->reason, sizeof head->reason, format, arguments);
+    va_end(arguments);
+    atomic_store(&head->broken, 2);
+}
+
+/* ---- processes -------------------------------------------------------------------------------------- */
+
+/* A process number may be used again; together with the time of its start it is unique. */
+bool host_process_start(pid_t pid, uint64_t *start) {
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return false;
+    ssize_t length = read(descriptor, text, sizeof text - 1);
+    close(descriptor);
+    if (length <= 0)
+        return false;
+    text[length] = '\0';
+    char *field = strrchr(text, ')'); /* the second field; the name in it may hold anything */
+    for (int number = 2; field != NULL && number < 22; number++)
+        field = strchr(field + 1, ' ');
+    if (field == NULL)
+        return false;
+    *start = strtoull(field + 1, NULL, 10);
+    return true;
+}
+
+/* ---- offers ----------------------------------------------------------------------------------------- */
+
+/* A segment that this process keeps open because ranks are still to come. */
+typedef struct offer {
+    struct offer *next;
+    host_id_t id;
+} offer_t;
+
+static pthread_mutex_t offers_lock = PTHREAD_MUTEX_INITIALIZER;
+static offer_t *offers;
+
+static ncclResult_t system_error(const char *what) {
+    return host_fail(ncclSystemError, "%s: %s", what, strerror(errno));
+}
+
+static ncclResult_t make_segment(host_id_t *id) {
+    struct stat status;
+    id->descriptor = memfd_create("pynccl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (id->descriptor < 0)
+        return system_error("a shared segment cannot be made");
+    if (ftruncate(id->descriptor, (off_t)PAGE) != 0 || fstat(id->descriptor, &status) != 0 ||
+        getrandom(id->secret, sizeof id->secret, 0) != (ssize_t)sizeof id->secret ||
+        pwrite(id->descriptor, id->magic, sizeof id->magic, offsetof(host_head_t, magic)) < 0 ||
+        pwrite(id->descriptor, id->secret, sizeof id->secret, offsetof(host_head_t, secret)) < 0) {
+        close(id->descriptor);
+        return system_error("a shared segment cannot be filled");
+    }
+    id->inode = status.st_ino;
+    return ncclSuccess;
+}
+
+ncclResult_t host_segment_offer(ncclUniqueId *unique) {
+    host_segment_withdraw(NULL);
+    offer_t *offer = calloc(1, sizeof *offer);
+    if (offer == NULL)
+        return host_fail(ncclSystemError, "out of memory");
+    host_id_t *id = &offer->id;
+    memcpy(id->magic, MAGIC, sizeof MAGIC);
+    id->pid = getpid();
+    if (!host_process_start(id->pid, &id->start)) {
+        free(offer);
+        return host_fail(ncclSystemError, "/proc does not show this process; ranks cannot find each other");
+    }
+    ncclResult_t result = make_segment(id);
+    if (result != ncclSuccess) {
+        free(offer);
+        return result;
+    }
+    memset(unique, 0, sizeof *unique);
+    memcpy(unique->internal, id, sizeof *id);
+    pthread_mutex_lock(&offers_lock);
+    offer->next = offers;
+    offers = offer;
+    pthread_mutex_unlock(&offers_lock);
+    atomic_fetch_add(&host_live_segments, 1);
+    return ncclSuccess;
+}
+
+static bool is_complete(const host_id_t *id) {
+    uint32_t counts[2]; /* ranks and ready lie side by side */
+    _Static_assert(offsetof(host_head_t, ready) == offsetof(host_head_t, ranks) + 4, "read in one piece");
+    return pread(id->descriptor, counts, sizeof counts, offsetof(host_head_t, ranks)) == sizeof counts &&
+           counts[0] != 0 && counts[0] == counts[1];
+}
+
+void host_segment_withdraw(const ncclUniqueId *unique) {
+    host_id_t wanted;
+    if (unique != NULL)
+        memcpy(&wanted, unique->internal, sizeof wanted);
+    pthread_mutex_lock(&offers_lock);
+    for (offer_t **link = &offers; *link != NULL;) {
+        offer_t *offer = *link;
+        bool named = unique != NULL && memcmp(wanted.secret, offer->id.secret, sizeof wanted.secret) == 0;
+        if (!named && !is_complete(&offer->id)) {
+            link = &offer->next;
+            continue;
+        }
+        *link = offer->next;
+        close(offer->id.descriptor);
+        free(offer);
+        atomic_fetch_sub(&host_live_segments, 1);
+    }
+    pthread_mutex_unlock(&offers_lock);
+}
+
+/* ---- finding a segment ------------------------------------------------------------------------------- */
+
+static ncclResult_t used_up(const host_id_t *id) {
+    return host_fail(ncclInvalidUsage,
+                     "this unique id has served an init already, or its init was given up (made by pid %d)",
+                     id->pid);
+}
+
+static ncclResult_t open_segment(const host_id_t *id, int *descriptor) {
+    uint64_t start;
+    char path[64];
+    struct stat status;
+    if (!host_process_start(id->pid, &start) || start != id->start)
+        return host_fail(ncclSystemError,
+                         "the process that made this unique id (pid %d) is gone; it must live until init is done",
+                         id->pid);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", id->pid, id->descriptor);
+    *descriptor = open(path, O_RDWR | O_CLOEXEC);
+    if (*descriptor < 0 && errno == ENOENT)
+        return used_up(id);
+    if (*descriptor < 0)
+        return host_fail(ncclSystemError, "pid %d does not let this process open its shared segment: %s", id->pid,
+                         strerror(errno));
+    if (fstat(*descriptor, &status) != 0 || status.st_ino != id->inode) {
+        close(*descriptor);
+        return used_up(id);
+    }
+    return ncclSuccess;
+}
+
+/* The first rank to come decides the size. */
+static ncclResult_t settle_ranks(host_head_t *head, int ranks) {
+    uint32_t found = 0;
+    if (atomic_compare_exchange_strong(&head->ranks, &found, (uint32_t)ranks) || found == (uint32_t)ranks)
+        return ncclSuccess;
+    host_segment_break(head, "ranks disagree about their number: one says %d, another %d", (int)found, ranks);
+    return host_fail(ncclInvalidUsage, "ranks disagree about their number: one says %d, another %d", (int)found,
+                     ranks);
+}
+
+static ncclResult_t map_whole(int descriptor, int ranks, host_head_t **head) {
+    size_t bytes = host_segment_bytes(ranks);
+    /* All come to the same size, so that it does not matter who is first; from then on it stays. */
+    if (ftruncate(descriptor, (off_t)bytes) != 0 ||
+        fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+        return system_error("the shared segment cannot be sized");
+    void *whole = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (whole == MAP_FAILED)
+        return system_error("the shared segment cannot be mapped");
+    *head = whole;
+    return ncclSuccess;
+}
+
+ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head) {
+    int descriptor;
+    if (memcmp(id->magic, MAGIC, sizeof MAGIC) != 0)
+        return host_fail(ncclSystemError, "this unique id was not made by the host engine of this release");
+    ncclResult_t result = open_segment(id, &descriptor);
+    if (result != ncclSuccess)
+        return result;
+    host_head_t *front = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (front == MAP_FAILED) {
+        result = system_error("the shared segment cannot be mapped");
+    } else {
+        if (memcmp(front->magic, MAGIC, sizeof MAGIC) != 0 ||
+            memcmp(front->secret, id->secret, sizeof id->secret) != 0)
+            result = host_fail(ncclSystemError, "the shared segment of pid %d is not the one of this unique id",
+                               id->pid);
+        else
+            result = settle_ranks(front, ranks);
+        munmap(front, PAGE);
+    }
+    if (result == ncclSuccess)
+        result = map_whole(descriptor, ranks, head);
+    close(descriptor);
+    return result;
+}

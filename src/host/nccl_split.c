@@ -1,0 +1,154 @@
+/* ncclCommSplit: every rank of the parent says its colour and key; those of one colour become a communicator. */
+#include "nccl.h"
+
+static host_note_t *note_of(host_clique_t *clique, int rank, uint32_t split) {
+    return &host_segment_area(clique->head, rank)->note[split & 1];
+}
+
+/* Notes of split s are read by all before anybody can write those of split s + 2. */
+static ncclResult_t tell_and_hear(ncclComm_t parent, host_clique_t *clique, uint32_t split, int color, int key) {
+    host_note_t *own = note_of(clique, parent->rank, split);
+    own->color = color;
+    own->key = key;
+    atomic_store(&own->told, split);
+    host_clique_ring(clique, parent->rank);
+    for (int rank = 0; rank < parent->ranks;) {
+        uint32_t seen = host_bell_look(&parent->area->bell);
+        if (atomic_load(&note_of(clique, rank, split)->told) == split) {
+            rank++;
+            continue;
+        }
+        ncclResult_t result = host_comm_nap(parent, &parent->area->bell, seen);
+        if (result != ncclSuccess)
+            return result;
+    }
+    return ncclSuccess;
+}
+
+typedef struct {
+    int ranks, rank, leader; /* the leader is a rank of the parent: the child's rank 0 */
+} place_t;
+
+/* By key, then by the parent's rank. */
+static place_t find_place(ncclComm_t parent, host_clique_t *clique, uint32_t split) {
+    const host_note_t *own = note_of(clique, parent->rank, split);
+    place_t place = {.leader = parent->rank};
+    int least = own->key;
+    for (int rank = 0; rank < parent->ranks; rank++) {
+        const host_note_t *note = note_of(clique, rank, split);
+        if (note->color != own->color)
+            continue;
+        place.ranks++;
+        if (note->key < own->key || (note->key == own->key && rank < parent->rank))
+            place.rank++;
+        if (note->key < least || (note->key == least && rank < place.leader)) {
+            least = note->key;
+            place.leader = rank;
+        }
+    }
+    return place;
+}
+
+static ncclResult_t wait_for_id(ncclComm_t parent, host_clique_t *clique, int leader, uint32_t split,
+                                ncclUniqueId *id) {
+    host_note_t *note = note_of(clique, leader, split);
+    for (;;) {
+        uint32_t seen = host_bell_look(&parent->area->bell);
+        if (atomic_load(&note->offered) == split) {
+            *id = note->id;
+            return ncclSuccess;
+        }
+        ncclResult_t result = host_comm_nap(parent, &parent->area->bell, seen);
+        if (result != ncclSuccess)
+            return result;
+    }
+}
+
+static ncclResult_t make_id(ncclComm_t parent, host_clique_t *clique, uint32_t split, ncclUniqueId *id) {
+    ncclResult_t result = host_segment_offer(id);
+    if (result != ncclSuccess)
+        return result;
+    host_note_t *note = note_of(clique, parent->rank, split);
+    note->id = *id;
+    atomic_store(&note->offered, split);
+    host_clique_ring(clique, parent->rank);
+    return ncclSuccess;
+}
+
+static ncclResult_t split_off(host_job_t *job) {
+    ncclComm_t parent = job->comm;
+    host_clique_t *clique = atomic_load(&parent->clique);
+    uint32_t split = ++parent->splits;
+    ncclResult_t result = tell_and_hear(parent, clique, split, job->color, job->key);
+    if (result != ncclSuccess || job->color == NCCL_SPLIT_NOCOLOR)
+        return result;
+    place_t place = find_place(parent, clique, split);
+    ncclUniqueId id;
+    if (place.leader == parent->rank)
+        result = make_id(parent, clique, split, &id);
+    else
+        result = wait_for_id(parent, clique, place.leader, split, &id);
+    if (result != ncclSuccess)
+        return result;
+    ncclComm_t child = host_comm_new(place.ranks, place.rank, parent->device, &job->config,
+                                     parent->config.splitShare == 1 ? parent : NULL);
+    if (child == NULL)
+        return ncclSystemError;
+    child->parent = parent;
+    result = host_init_exchange(child, &id);
+    child->parent = NULL;
+    host_segment_withdraw(result == ncclSuccess ? NULL : &id);
+    if (result != ncclSuccess) {
+        host_comm_detach(child);
+        return result;
+    }
+    atomic_store(&child->state, ncclSuccess);
+    *job->out = child;
+    return ncclSuccess;
+}
+
+static ncclResult_t run_split(host_job_t *job) {
+    ncclComm_t parent = job->comm;
+    if (!host_comm_enter_call(parent))
+        return host_fail(ncclInternalError, "ncclCommSplit: the parent is aborted");
+    ncclResult_t result = host_comm_fault(parent, "init", "ncclCommSplit");
+    if (result == ncclSuccess)
+        result = split_off(job);
+    host_comm_leave_call(parent);
+    return result;
+}
+
+static ncclResult_t queue_split(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                                const ncclConfig_t *config) {
+    ncclResult_t result = host_comm_check(comm, "ncclCommSplit");
+    if (result != ncclSuccess)
+        return result;
+    if (newcomm == NULL)
+        return host_fail(ncclInvalidArgument, "ncclCommSplit: the pointer for the new communicator is NULL");
+    result = host_comm_ready(comm, "ncclCommSplit");
+    if (result != ncclSuccess)
+        return result;
+    *newcomm = NULL;
+    host_job_t job = {.run = run_split,
+                      .comm = comm,
+                      .function = "ncclCommSplit",
+                      .out = newcomm,
+                      .config = comm->config,
+                      .color = color,
+                      .key = key};
+    if (config != NULL) /* nothing is inherited then */
+        result = host_config_parse(config, &job.config);
+    return result == ncclSuccess ? host_group_add_job(&job) : result;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
+    host_entry_t entry;
+    ncclResult_t result = host_entry_begin(&entry, "ncclCommSplit", comm);
+    entry.record.root = color;
+    entry.record.count = (uint64_t)key;
+    if (result == ncclSuccess) {
+        host_group_start();
+        result = host_group_close(queue_split(comm, color, key, newcomm, config));
+    }
+    return host_entry_end(&entry, result);
+}
