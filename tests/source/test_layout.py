@@ -99,15 +99,25 @@ def test_a_module_without_its_underscore_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "breach"),
+    ("file", "text", "breach"),
     [
-        ('cdef extern from "nccl_abi.h":\n    pass\n', "declares C"),
-        ('include "shared.pxi"\n', "includes another"),
+        ("engine.pyx", 'cdef extern from "bind/bind.h":\n    pass\n', "belongs in abi.pxd"),
+        ("engine.pxd", "cdef extern from '<dlfcn.h>':\n    pass\n", "belongs in abi.pxd"),
+        ("abi.pxd", 'cdef extern from *:\n    """static int a;"""\n', "belongs in src/bind"),
+        ("engine.pyx", 'include "shared.pxi"\n', "includes another"),
     ],
 )
-def test_c_in_a_pyx_is_caught(tmp_path: Path, text: str, breach: str) -> None:
-    tree.write(tmp_path, "pynccl/_native/engine.pyx", text)
+def test_c_in_cython_is_caught(tmp_path: Path, file: str, text: str, breach: str) -> None:
+    tree.write(tmp_path, f"pynccl/_native/{file}", text)
     assert breach in "\n".join(layout.extern_declarations(tmp_path))
+
+
+def test_declarations_in_their_place_are_none(tmp_path: Path) -> None:
+    tree.write(
+        tmp_path, "pynccl/_native/abi.pxd", 'cdef extern from "bind/bind.h":\n    pass\n'
+    )
+    tree.write(tmp_path, "pynccl/_native/a.pyx", 'cdef extern from "Python.h":\n    pass\n')
+    assert layout.extern_declarations(tmp_path) == []
 
 
 @pytest.mark.parametrize(
