@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from support import reference
 from support.reference import BFLOAT16, DTYPES, E4M3, E5M2, bits, same
 

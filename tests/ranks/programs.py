@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import plan
-import pynccl
 from plan import Case
+
+import pynccl
 
 AT_ONCE = 8
 """Operations that are issued before the first of them is awaited."""

@@ -50,7 +50,7 @@ async def fail_on_one(place: Place):
 async def hang_in_native_code(place: Place):
     print(f"rank {place.rank} says this before it hangs", flush=True)
     if place.rank == 0:
-        time.sleep(600)
+        time.sleep(600)  # noqa: ASYNC251 (it is the fault)
 
 
 async def hang_in_the_loop(place: Place):
@@ -69,7 +69,8 @@ async def die(place: Place):
 
 
 async def leave_a_child(place: Place, where: str):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    idle = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(idle)  # noqa: ASYNC220
     Path(where).write_text(str(child.pid))
 
 
