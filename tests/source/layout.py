@@ -19,8 +19,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl._bootstrap",),
     ("pynccl._native.abi",),
     ("pynccl._native.engine",),
-    ("pynccl._native.handles", "pynccl._native.view", "pynccl._native.work"),
+    ("pynccl._native.handles", "pynccl._native.view"),
+    ("pynccl._native.work",),
+    ("pynccl._native.issue",),
     ("pynccl._native.ops",),
+    ("pynccl._native.lifecycle",),
     ("pynccl._native",),
     ("pynccl._flight",),
     ("pynccl._work",),
@@ -30,6 +33,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl.testing", "pynccl._tools"),
     ("pynccl.__main__",),
 )
+# Packages that stand on one line as a whole; of any other, each module has a line of its own.
+WHOLE = ("pynccl._bootstrap", "pynccl._tools")
 PUBLIC = {"errors", "types", "config", "testing", "__init__", "__main__"}
 # What a package may see of pynccl, where that is less than everything below it.
 ONLY = {"pynccl._bootstrap": ("pynccl.errors", "pynccl._bootstrap")}
@@ -48,15 +53,9 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def layer(module: str) -> int | None:
-    """The line on which a module stands: its own, or that of the package it is in."""
-    while module:
-        for height, names in enumerate(LAYERS):
-            if module in names:
-                return height
-        module = module.rpartition(".")[0]
-        if module == "pynccl":
-            return None
-    return None
+    """The line on which a module stands, or None where no line names it."""
+    place = next((package for package in WHOLE if _inside(module, package)), module)
+    return next((height for height, names in enumerate(LAYERS) if place in names), None)
 
 
 def imports(path: Path, root: Path) -> Iterator[str]:

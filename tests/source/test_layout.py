@@ -52,6 +52,7 @@ def test_tree_is_in_order(check: object) -> None:
         ),
         ("_bootstrap/session.py", "from ..types import Op", "may see only pynccl.errors"),
         ("strange.py", "", "pynccl.strange: stands in no layer"),
+        ("_native/strange.pyx", "", "pynccl._native.strange: stands in no layer"),
     ],
 )
 def test_an_arrow_that_runs_up_is_caught(
