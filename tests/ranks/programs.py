@@ -1,4 +1,4 @@
-"""Rank functions of the tests of collectives: the table of plan.py on a communicator."""
+"""Rank functions: the table of plan.py on a communicator, messages, barriers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pynccl
 
 AT_ONCE = 8
 """Operations that are issued before the first of them is awaited."""
+MESSAGE_COUNTS = (0, 1, 7, 1024, 100_003)
 
 
 def issue(comm: Any, case: Case) -> Any:
@@ -55,3 +56,54 @@ async def collectives(comm: Any, seed: str, complete: bool) -> list[str]:
         if len(faults) > 20:
             break
     return faults
+
+
+async def messages(comm: Any, seed: int) -> list[str]:
+    """Send around the ring in groups, then from each rank to each, and return what was wrong."""
+    faults: list[str] = []
+
+    def check(what: str, actual: plan.Array, wanted: plan.Array) -> None:
+        if not reference.same(actual, wanted):
+            faults.append(f"rank {comm.rank} of {comm.size}: {what}")
+
+    def payload(dtype: int, count: int, sender: int) -> plan.Array:
+        return reference.sample(DTYPES[dtype], count, [seed, dtype, count, sender])
+
+    following, leading = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for dtype, count in itertools.product(range(len(DTYPES)), MESSAGE_COUNTS):
+        arriving = np.zeros(count, DTYPES[dtype])
+        async with pynccl.group():
+            comm.send(payload(dtype, count, comm.rank), following)
+            comm.recv(arriving, leading)
+        check(f"{DTYPES[dtype]} x {count}", arriving, payload(dtype, count, leading))
+
+    # Several to one peer in a group: they keep their order.
+    inbox = [np.zeros(count, np.float32) for count in MESSAGE_COUNTS]
+    async with pynccl.group():
+        for count, into in zip(MESSAGE_COUNTS, inbox, strict=True):
+            comm.send(payload(7, count, comm.rank), following)
+            comm.recv(into, leading)
+    for count, into in zip(MESSAGE_COUNTS, inbox, strict=True):
+        check(f"in order x {count}", into, payload(7, count, leading))
+
+    # One pair at a time, with no group.
+    for sender, receiver in itertools.permutations(range(comm.size), 2):
+        for count in MESSAGE_COUNTS:
+            if comm.rank == sender:
+                await comm.send(payload(4, count, sender), receiver)
+            elif comm.rank == receiver:
+                arriving = np.zeros(count, np.int64)
+                await comm.recv(arriving, sender)
+                check(f"{sender} to {receiver}", arriving, payload(4, count, sender))
+    return faults
+
+
+async def barriers(comm: Any) -> list[list[float]]:
+    """Return when this rank came to each of three barriers, and when it left."""
+    times = []
+    for turn in range(3):
+        await asyncio.sleep(0.05 * ((comm.rank + turn) % comm.size))
+        came = time.monotonic()
+        await comm.barrier()
+        times.append([came, time.monotonic()])
+    return times

@@ -10,23 +10,21 @@ import programs
 import pytest
 from plan import DTYPES, Case
 from support import reference
-from support.ranks import run_processes, run_threads
+from support.ranks import run_ranks
 
 
 @pytest.mark.parametrize("temper", ["quick", "gpulike"])
 @pytest.mark.parametrize("layout", ["processes", "shared", "loops"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_collectives(ranks, layout, temper, complete):
-    arguments = [f"{ranks} {layout} {temper}", complete]
-    options = {
-        "temper": temper,
-        "arguments": arguments,
-        "timeout": 1800.0 if complete else 120.0,
-    }
-    if layout == "processes":
-        values = run_processes(ranks, programs.collectives, **options)
-    else:
-        values = run_threads(ranks, programs.collectives, loops=layout == "loops", **options)
+    values = run_ranks(
+        layout,
+        ranks,
+        programs.collectives,
+        temper=temper,
+        arguments=[f"{ranks} {layout} {temper}", complete],
+        timeout=1800.0 if complete else 120.0,
+    )
     assert list(itertools.chain(*values)) == []
 
 

@@ -32,7 +32,15 @@ from typing import Any, Literal, TypeAlias
 
 from support.rank_child import Layout, Place, RankFunction, Task
 
-__all__ = ["Place", "RanksFailed", "Temper", "run_processes", "run_threads"]
+__all__ = [
+    "Layout",
+    "Place",
+    "RanksFailed",
+    "Temper",
+    "run_processes",
+    "run_ranks",
+    "run_threads",
+]
 
 Temper: TypeAlias = Literal["quick", "gpulike"]
 
@@ -45,7 +53,8 @@ class RanksFailed(AssertionError):
     """Some rank ended otherwise than expected; the message has every rank's end and output."""
 
 
-def run_processes(
+def run_ranks(
+    layout: Layout,
     ranks: int,
     function: RankFunction | str,
     *,
@@ -56,52 +65,68 @@ def run_processes(
     timeout: float = 60.0,
     exits: Mapping[int, int] | None = None,
 ) -> list[Any]:
-    """Run each rank in a process of its own; return the ranks' values, in rank order.
+    """Run a rank function on every rank; return the values, in rank order.
 
-    `function` is a coroutine function or "module:function". `timeout` is in seconds, for all of
-    them together. `exits` names the ranks that must not end with status 0, and how they end
-    (`-signal.SIGKILL`); their value is None. Raises `RanksFailed`.
+    The layouts: "processes", a process for each rank; "shared", one process and one event loop,
+    communicators from `create_all`; "loops", one process, where each rank has a thread with a
+    loop and a `connect` of its own.
+
+    `function` is a coroutine function or "module:function". `timeout` is in seconds, for all
+    ranks together. `exits` names the ranks whose processes must not end with status 0, and how
+    they end (`-signal.SIGKILL`); their value is None. Raises `RanksFailed`.
     """
-    return _run(
-        [(rank,) for rank in range(ranks)],
-        function,
-        layout="processes",
-        temper=temper,
-        arguments=arguments,
-        bare=bare,
-        env=env or {},
-        timeout=timeout,
-        exits=exits or {},
-    )
+    exits = exits or {}
+    source, name = _locate(function)
+    groups = [(rank,) for rank in range(ranks)] if layout == "processes" else [range(ranks)]
+    deadline = time.monotonic() + timeout
+    children: list[_Child] = []
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        place = Path(folder)
+        try:
+            for group in groups:
+                task = Task(
+                    source=source,
+                    function=name,
+                    ranks=tuple(group),
+                    size=ranks,
+                    layout=layout,
+                    bare=bare,
+                    address=f"file://{place / 'rendezvous'}",
+                    arguments=tuple(arguments),
+                    results=folder,
+                    grace=GRACE_S,
+                )
+                environment = _environment(temper, env or {})
+                children.append(_start(task, place, environment, exits.get(group[0], 0)))
+            _wait(children, deadline, timeout)
+        finally:
+            for child in children:
+                child.signal(signal.SIGKILL)
+                child.process.wait()
+        reports = "\n".join(child.report() for child in children)
+        print(reports)
+        title = f"{name} on {ranks} ranks ({layout}, {temper})"
+        if any(child.failed for child in children):
+            raise RanksFailed(f"{title}\n{reports}")
+        values = {rank: place / f"value-{rank}" for rank in range(ranks)}
+        silent = [rank for rank in values if rank not in exits and not values[rank].exists()]
+        if silent:
+            raise RanksFailed(
+                f"{title}: ranks {silent} ended before the function did\n{reports}"
+            )
+        return [json.loads(v.read_bytes()) if v.exists() else None for v in values.values()]
+
+
+def run_processes(ranks: int, function: RankFunction | str, **options: Any) -> list[Any]:
+    """Run each rank in a process of its own; the options are those of `run_ranks`."""
+    return run_ranks("processes", ranks, function, **options)
 
 
 def run_threads(
-    ranks: int,
-    function: RankFunction | str,
-    *,
-    temper: Temper = "quick",
-    loops: bool = False,
-    arguments: Sequence[Any] = (),
-    bare: bool = False,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 60.0,
+    ranks: int, function: RankFunction | str, *, loops: bool = False, **options: Any
 ) -> list[Any]:
-    """Run all ranks in one process; return their values, in rank order.
-
-    They share one event loop and come from `create_all`; with `loops`, each has a thread with a
-    loop and a `connect` of its own. The rest is as in `run_processes`.
-    """
-    return _run(
-        [tuple(range(ranks))],
-        function,
-        layout="loops" if loops else "shared",
-        temper=temper,
-        arguments=arguments,
-        bare=bare,
-        env=env or {},
-        timeout=timeout,
-        exits={},
-    )
+    """Run all ranks in one process: "shared", or with `loops` "loops"; see `run_ranks`."""
+    return run_ranks("loops" if loops else "shared", ranks, function, **options)
 
 
 @dataclass
@@ -132,59 +157,6 @@ class _Child:
             status += f", {self.wanted} expected"
         text = self.output.read_text(errors="replace").rstrip()
         return f"---- {self.name}: {status}\n{text}".rstrip()
-
-
-def _run(
-    groups: Sequence[tuple[int, ...]],
-    function: RankFunction | str,
-    *,
-    layout: Layout,
-    temper: Temper,
-    arguments: Sequence[Any],
-    bare: bool,
-    env: Mapping[str, str],
-    timeout: float,
-    exits: Mapping[int, int],
-) -> list[Any]:
-    size = sum(len(group) for group in groups)
-    source, name = _locate(function)
-    deadline = time.monotonic() + timeout
-    children: list[_Child] = []
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        place = Path(folder)
-        try:
-            for group in groups:
-                task = Task(
-                    source=source,
-                    function=name,
-                    ranks=group,
-                    size=size,
-                    layout=layout,
-                    bare=bare,
-                    address=f"file://{place / 'rendezvous'}",
-                    arguments=tuple(arguments),
-                    results=folder,
-                    grace=GRACE_S,
-                )
-                environment = _environment(temper, env)
-                children.append(_start(task, place, environment, exits.get(group[0], 0)))
-            _wait(children, deadline, timeout)
-        finally:
-            for child in children:
-                child.signal(signal.SIGKILL)
-                child.process.wait()
-        reports = "\n".join(child.report() for child in children)
-        print(reports)
-        title = f"{name} on {size} ranks ({layout}, {temper})"
-        if any(child.failed for child in children):
-            raise RanksFailed(f"{title}\n{reports}")
-        values = {rank: place / f"value-{rank}" for rank in range(size)}
-        silent = [rank for rank in values if rank not in exits and not values[rank].exists()]
-        if silent:
-            raise RanksFailed(
-                f"{title}: ranks {silent} ended before the function did\n{reports}"
-            )
-        return [json.loads(v.read_bytes()) if v.exists() else None for v in values.values()]
 
 
 def _locate(function: RankFunction | str) -> tuple[str, str]:
