@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from typing import Any
 
+import numpy as np
 import plan
-from plan import Case
+from plan import DTYPES, Case
+from support import reference
 
 import pynccl
 
