@@ -30,11 +30,10 @@ MARGIN = 64
 FILL = 0xA5
 
 Placement = Literal["in place", "out", "fresh"]
-#: `fresh` leaves the output to the callee, where the shape changes. broadcast has in place
-#: only, all_to_all has none.
+#: `fresh` leaves the output to the callee, where the shape changes; all_to_all has no in place.
 PLACEMENTS: dict[Operation, tuple[Placement, ...]] = {
     "all_reduce": ("in place", "out"),
-    "broadcast": ("in place",),
+    "broadcast": ("in place", "out"),
     "reduce": ("in place", "out"),
     "all_gather": ("in place", "out", "fresh"),
     "reduce_scatter": ("in place", "out", "fresh"),
@@ -118,17 +117,21 @@ def reduced_block(dtype: int, op: Op, ranks: int) -> Array:
 class Case:
     """One combination as one rank sees it.
 
-    `send` is what the rank gives and `recv` where it takes, None where it does not (or, placed
-    `fresh`, is to be given the result). After the operation, `fault` says what is wrong.
+    `send` is what the rank gives and `recv` where it takes, None where it does not or where, as
+    `fresh` says, it is to be given an array. After the operation, `fault` says what is wrong.
     """
 
     def __init__(self, combination: Combination, rank: int, ranks: int) -> None:
         self.combination, self.rank, self.ranks = combination, rank, ranks
-        operation, root = combination.operation, combination.root
+        operation, how, root = combination.operation, combination.placement, combination.root
         # The count of a call: elements in a block.
         self.count = combination.count // (ranks if combination.count == MANY else 1)
-        self.gives = operation not in ("broadcast", "scatter") or rank == root
+        # Off the root, an out-of-place broadcast has an input too, which must not matter.
+        gives_anyway = operation == "broadcast" and how == "out"
+        self.gives = operation not in ("broadcast", "scatter") or rank == root or gives_anyway
         self.takes = operation not in ("reduce", "gather") or rank == root
+        # Only the root of a scatter knows what a fresh array would be.
+        self.fresh = how == "fresh" and self.takes and (operation != "scatter" or rank == root)
         self._own = slice(rank * self.count, (rank + 1) * self.count)
         self._raw: list[Array] = []
         self.send: Array | None = None
@@ -144,8 +147,7 @@ class Case:
             self.recv = whole[self._own] if takes < sends else whole
         else:
             self.send = self._filled(sends) if self.gives else None
-            if self.takes and self.combination.placement != "fresh":
-                self.recv = self._filled(takes)
+            self.recv = self._filled(takes) if self.takes and not self.fresh else None
         if self.send is not None:
             self.send[:] = self._input(self.rank)
 
@@ -175,15 +177,16 @@ class Case:
         inputs = [self._input(rank) for rank in range(self.ranks)]
         return reference.expected(chosen.operation, inputs, chosen.op, chosen.root, self.rank)
 
-    def fault(self, fresh: Array | None = None) -> str | None:
-        """Say what is wrong with the buffers, or with the array that was given back."""
+    def fault(self, given: Array | None) -> str | None:
+        """Say what is wrong with the buffers, and with the array that was given back."""
         wanted = self.expected()
+        if self.fresh == (given is self.recv):
+            return f"{self}: the result given back is not the one asked for"
         if wanted is not None:
-            actual = fresh if self.combination.placement == "fresh" else self.recv
-            if actual is None:
-                return f"{self}: nothing was given back"
-            if not reference.same(actual.reshape(-1), wanted):
-                return f"{self}: {_difference(actual.reshape(-1), wanted)}"
+            assert given is not None
+            actual = given.reshape(-1)
+            if not reference.same(actual, wanted):
+                return f"{self}: {_difference(actual, wanted)}"
         for raw in self._raw:
             if (raw[:MARGIN] != FILL).any() or (raw[-MARGIN:] != FILL).any():
                 return f"{self}: wrote outside the buffer"

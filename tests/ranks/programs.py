@@ -28,11 +28,10 @@ def issue(comm: Any, case: Case) -> Any:
         options["op"] = chosen.op
     if chosen.operation in plan.ROOTED:
         options["root"] = chosen.root
-    if chosen.placement == "out" or (
-        chosen.placement == "in place" and case.send is not case.recv
-    ):
+    array = case.recv if case.send is None and chosen.operation == "broadcast" else case.send
+    if case.recv is not None and case.recv is not array:
         options["out"] = case.recv
-    return call(case.send, **options)
+    return call(array, **options)
 
 
 async def collectives(comm: Any, seed: str, complete: bool) -> list[str]:

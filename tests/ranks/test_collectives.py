@@ -43,12 +43,14 @@ def test_the_sample_meets_every_operation_operator_and_dtype():
 
 
 def finished(operation, placement, rank=1, ranks=3, count=7, dtype=2):
-    """Return a case whose result somebody has put in its place."""
-    case = Case(plan.Combination(operation, "sum", dtype, count, placement, 1), rank, ranks)
-    result = case.expected()
-    if case.recv is not None:
-        case.recv[:] = result
-    return case, result
+    """Return a case whose result somebody has put in its place, and that result."""
+    combination = plan.Combination(operation, "sum", dtype, count, placement, 1)
+    case = Case(combination, rank, ranks)
+    wanted = case.expected()
+    if case.recv is None:
+        return case, wanted
+    case.recv[:] = wanted
+    return case, case.recv
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,10 @@ def test_a_right_result_is_right_and_a_wrong_one_is_not(operation, placement):
         assert case.fault(result) is None
         if result is None:
             assert operation in ("reduce", "gather")
+            assert "not the one asked for" in case.fault(np.zeros(1))
             continue
-        last = result if placement == "fresh" else case.recv
-        last[-1] ^= 1
-        assert "1 of" in case.fault(last)
+        result[-1] ^= 1
+        assert "1 of" in case.fault(result)
 
 
 @pytest.mark.parametrize("operation", plan.PLACEMENTS)
@@ -92,8 +94,10 @@ def test_what_must_not_be_written_is_watched():
     case.send[0] ^= 1
     assert "input has changed" in case.fault(result)
     case, result = finished("all_gather", "fresh")
-    assert "nothing was given back" in case.fault(None)
+    assert "not the one asked for" in case.fault(None)
     assert "not int32" in case.fault(result.astype(np.int64))
+    case, result = finished("all_gather", "out")
+    assert "not the one asked for" in case.fault(result.copy())
     for place in (-1, 0):
         case, result = finished("all_gather", "out")
         case.recv.base[place] = 0
