@@ -1,0 +1,257 @@
+"""Ranks of the host engine for tests by ctypes: threads of this process, or processes of their own.
+
+A body is a function at the top level of a test module. It receives a :class:`Rank` and the arguments of
+the call, and returns something that JSON can carry. A process is a fresh interpreter, so that its settings
+are its own; a thread shares those of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hostlib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+CUDA, SYSTEM, INTERNAL, ARGUMENT, USAGE, REMOTE, IN_PROGRESS = range(1, 8)
+HERE = Path(__file__).parent
+LIMIT_S = 50.0
+
+
+class NcclError(RuntimeError):
+    """A function did not answer ncclSuccess; ``code`` is its ncclResult_t, ``text`` the last error."""
+
+    def __init__(self, function: str, code: int, text: str) -> None:
+        super().__init__(f"{function}: {code}: {text}")
+        self.code = code
+        self.text = text
+
+
+def last_error(engine: hostlib.Engine) -> str:
+    """The text of ncclGetLastError."""
+    return engine.ncclGetLastError(None).decode()
+
+
+def must(engine: hostlib.Engine, name: str, *arguments: Any) -> None:
+    """Call an NCCL function and raise NcclError unless it succeeds."""
+    if code := getattr(engine, name)(*arguments):
+        raise NcclError(name, code, last_error(engine))
+
+
+def unique_id(engine: hostlib.Engine) -> hostlib.UniqueId:
+    """A fresh id, offered by this process."""
+    made = hostlib.UniqueId()
+    must(engine, "ncclGetUniqueId", ctypes.byref(made))
+    return made
+
+
+def id_from(raw: bytes) -> hostlib.UniqueId:
+    """The id of these 128 bytes."""
+    return hostlib.UniqueId.from_buffer_copy(raw)
+
+
+@contextlib.contextmanager
+def on_device(engine: hostlib.Engine, device: int) -> Iterator[None]:
+    """Make a device's primary context the calling thread's, as cudaSetDevice does."""
+    context = engine.made("cuDevicePrimaryCtxRetain", device)
+    engine.must("cuCtxSetCurrent", context)
+    try:
+        yield
+    finally:
+        engine.must("cuCtxSetCurrent", None)
+        engine.must("cuDevicePrimaryCtxRelease_v2", device)
+
+
+class Rank:
+    """One rank: the engine, its communicator and one stream of the communicator's device."""
+
+    def __init__(self, engine: hostlib.Engine, rank: int, ranks: int, device: int) -> None:
+        self.engine = engine
+        self.rank = rank
+        self.ranks = ranks
+        self.device = device
+        self.comm = ctypes.c_void_p()
+        self.stream = engine.stream()
+
+    def must(self, name: str, *arguments: Any) -> None:
+        """Call an NCCL function and raise NcclError unless it succeeds."""
+        must(self.engine, name, *arguments)
+
+    def join(self, unique: hostlib.UniqueId) -> None:
+        """Make the communicator."""
+        self.must("ncclCommInitRank", ctypes.byref(self.comm), self.ranks, unique, self.rank)
+
+    def synchronize(self) -> None:
+        """Wait until the stream is done."""
+        self.engine.must("cuStreamSynchronize", self.stream)
+
+    def pending(self, for_s: float) -> bool:
+        """Say whether the stream still has work after so many seconds of polling."""
+        end = time.monotonic() + for_s
+        while time.monotonic() < end:
+            if self.engine.cuStreamQuery(self.stream) != hostlib.NOT_READY:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def async_error(self, wait_s: float = 0.0) -> int:
+        """The communicator's asynchronous error, once there is one or the time has passed."""
+        code = ctypes.c_int()
+        end = time.monotonic() + wait_s
+        while True:
+            self.must("ncclCommGetAsyncError", self.comm, ctypes.byref(code))
+            if code.value or time.monotonic() >= end:
+                return code.value
+            time.sleep(0.005)
+
+    def all_reduce(
+        self, array: Any, out: Any = None, op: int = 0, count: int | None = None
+    ) -> int:
+        """Call ncclAllReduce on float32 arrays, in place without `out`; returns the result code."""
+        into = array if out is None else out
+        n = array.size if count is None else count
+        code: int = self.engine.ncclAllReduce(
+            array.ctypes.data, into.ctypes.data, n, 7, op, self.comm, self.stream
+        )
+        return code
+
+    def finish(self) -> None:
+        """Finalize and destroy the communicator and the stream."""
+        self.must("ncclCommFinalize", self.comm)
+        self.must("ncclCommDestroy", self.comm)
+        self.engine.must("cuStreamDestroy_v2", self.stream)
+
+    def abandon(self) -> None:
+        """Abort the communicator, and destroy the stream."""
+        self.must("ncclCommAbort", self.comm)
+        self.engine.must("cuStreamDestroy_v2", self.stream)
+
+
+def run_threads(
+    engine: hostlib.Engine,
+    ranks: int,
+    body: Callable[..., Any],
+    *arguments: Any,
+    join: bool = True,
+) -> list[Any]:
+    """Run the body on threads of this process, one device each; return the values in rank order.
+
+    The body's communicator is there already (`join`), and the body ends it.
+    """
+    unique = unique_id(engine)
+    values: list[Any] = [None] * ranks
+    failures: list[tuple[int, Exception]] = []
+
+    def one(number: int) -> None:
+        try:
+            with on_device(engine, number):
+                rank = Rank(engine, number, ranks, number)
+                if join:
+                    rank.join(unique)
+                values[number] = body(rank, *arguments)
+        except Exception as error:  # noqa: BLE001  (raised again in the thread of the test)
+            failures.append((number, error))
+
+    threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(ranks)]
+    end = time.monotonic() + LIMIT_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() < end and not failures:
+            thread.join(0.05)
+    for thread in threads:
+        thread.join(1.0)  # after a failure the others may be stuck: they are daemons
+    if failures:
+        raise failures[0][1]
+    stuck = [n for n, thread in enumerate(threads) if thread.is_alive()]
+    assert not stuck, f"ranks {stuck} do not end"
+    return values
+
+
+class Child:
+    """A rank in a process of its own."""
+
+    def __init__(
+        self, task: Mapping[str, Any], body: Callable[..., Any], environment: Mapping[str, str]
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, body.__module__, body.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+
+    def result(self, limit_s: float = LIMIT_S) -> tuple[int, Any, str]:
+        """The exit status, the value, and what it wrote to stderr."""
+        try:
+            out, errors = self.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            _, errors = self.process.communicate()
+            return -1, None, f"did not end in {limit_s} s\n{errors}"
+        lines = out.splitlines()
+        status = self.process.returncode
+        return status, json.loads(lines[-1]) if lines and status == 0 else None, errors
+
+
+def run_processes(
+    engine: hostlib.Engine,
+    ranks: int,
+    body: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    exits: Mapping[int, int] | None = None,
+) -> list[Any]:
+    """Run the body in new processes; return the values in rank order.
+
+    The id comes from this process, which is no rank. `exits` names the ranks that must end with
+    another status than 0, and with which.
+    """
+    raw = bytes(unique_id(engine)).hex()
+    children = [
+        Child(
+            {"rank": n, "ranks": ranks, "id": raw, "arguments": arguments},
+            body,
+            environment or {},
+        )
+        for n in range(ranks)
+    ]
+    ends = [child.result() for child in children]
+    for number, (status, _, errors) in enumerate(ends):
+        wanted = (exits or {}).get(number, 0)
+        assert status == wanted, f"rank {number} ended with {status}\n{errors}"
+    return [value for _, value, _ in ends]
+
+
+def main() -> None:
+    """Run one rank: the task comes as a line on stdin, the value goes to stdout."""
+    task = json.loads(sys.stdin.readline())
+    sys.path.insert(0, str(HERE.parent))
+    body = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
+    engine = hostlib.Engine()
+    engine.must("cuInit", 0)
+    with on_device(engine, 0):
+        rank = Rank(engine, task["rank"], task["ranks"], 0)
+        rank.join(id_from(bytes.fromhex(task["id"])))
+        value = body(rank, *task["arguments"])
+    print(json.dumps(value))
+
+
+if __name__ == "__main__":
+    main()
