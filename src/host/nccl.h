@@ -234,6 +234,7 @@ struct ncclComm {
     host_area_t *area;
     host_order_t *order;
     _Atomic int state;        /* ncclResult_t: in progress until init is done, then the asynchronous error */
+    _Atomic int64_t polls;    /* by an injected fault: how many more polls say that it is in progress */
     _Atomic uint32_t stop;    /* raised by abort */
     _Atomic uint32_t running; /* steps that may touch shared memory or a user's buffer */
     _Atomic uint32_t callers; /* threads inside a call that waits */
@@ -260,6 +261,8 @@ ncclResult_t host_comm_ready(ncclComm_t comm, const char *function);
 /* The first error stays. The text is the caller's business. */
 void host_comm_set_state(ncclComm_t comm, ncclResult_t error);
 ncclResult_t host_comm_state(ncclComm_t comm);
+/* The result of a call on a communicator that a fault has made to look in progress. */
+ncclResult_t host_comm_progress(ncclComm_t comm, ncclResult_t result);
 /* Raise the abort flag of the communicator and of all that share its resources; nobody is waited for. */
 void host_comm_stop(ncclComm_t comm);
 /* Kernels and queries touch shared memory between these two; false: stopped, and there is nothing to end. */
@@ -281,9 +284,9 @@ ncclResult_t host_comm_hang(ncclComm_t comm, const char *what);
 /* Take a fault at a site inside a call: delays, kills and sticks here; an error is the call's (nccl_fault.c). */
 ncclResult_t host_comm_fault(ncclComm_t comm, const char *site, const char *function);
 /* The same at the door of an exported function, which may have no communicator. */
-ncclResult_t host_call_fault(const char *function, int rank);
+ncclResult_t host_call_fault(const char *function, ncclComm_t comm);
 /* At the sites "abort" and "destroy", where nothing but time ends what is stuck. */
-void host_reclaim_fault(ncclComm_t comm, const char *site, const char *function);
+ncclResult_t host_reclaim_fault(ncclComm_t comm, const char *site, const char *function);
 _Noreturn void host_process_kill(void);
 
 

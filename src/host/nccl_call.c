@@ -87,6 +87,8 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
             result = host_launch_one(comm, task);
     }
     host_group_poison(result);
+    if (result == ncclSuccess)
+        result = host_comm_progress(comm, result);
     return host_entry_end(&entry, result);
 }
 

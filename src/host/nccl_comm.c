@@ -120,10 +120,21 @@ ncclResult_t host_comm_state(ncclComm_t comm) {
 ncclResult_t host_comm_ready(ncclComm_t comm, const char *function) {
     if (host_comm_stopped(comm))
         return ncclSuccess;
-    ncclResult_t state = host_comm_state(comm);
+    ncclResult_t state = atomic_load(&comm->polls) > 0 ? ncclInProgress : host_comm_state(comm);
     if (state == ncclInProgress)
-        return host_fail(ncclInvalidArgument, "%s: the communicator is not initialised yet", function);
+        return host_fail(ncclInvalidArgument, "%s: the communicator is still in progress", function);
     return state;
+}
+
+ncclResult_t host_comm_progress(ncclComm_t comm, ncclResult_t result) {
+    bool pending = result == ncclSuccess && host_group_depth() == 0 && comm != NULL && atomic_load(&comm->polls) > 0;
+    return pending ? ncclInProgress : result;
+}
+
+static ncclResult_t poll_state(ncclComm_t comm) {
+    if (atomic_load(&comm->polls) > 0 && atomic_fetch_sub(&comm->polls, 1) > 0)
+        return ncclInProgress;
+    return host_comm_state(comm);
 }
 
 void host_comm_stop(ncclComm_t comm) {
@@ -241,15 +252,11 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     host_entry_t entry;
     ncclResult_t result = host_entry_begin(&entry, "ncclCommGetAsyncError", comm);
-    /* A communicator that is injected to be in progress answers so here, and nowhere else. */
-    bool forced = result == ncclInProgress;
-    if (forced)
-        result = ncclSuccess;
     if (result == ncclSuccess)
         result = host_comm_check(comm, "ncclCommGetAsyncError");
     if (result == ncclSuccess && asyncError == NULL)
         result = host_fail(ncclInvalidArgument, "ncclCommGetAsyncError: the pointer for the answer is NULL");
     if (result == ncclSuccess)
-        *asyncError = forced ? ncclInProgress : host_comm_state(comm);
+        *asyncError = poll_state(comm);
     return host_entry_end(&entry, result);
 }

@@ -83,7 +83,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     ncclResult_t result = host_entry_begin(&entry, "ncclCommFinalize", comm);
     if (result == ncclSuccess && comm != NULL) {
         host_group_start();
-        result = host_group_close(queue_finalize(comm));
+        result = host_comm_progress(comm, host_group_close(queue_finalize(comm)));
     }
     return host_entry_end(&entry, result);
 }
@@ -156,18 +156,24 @@ static ncclResult_t reclaim(ncclComm_t comm) {
     return result;
 }
 
+static void undo_reclaim(host_job_t *job) {
+    job->comm->reclaim_queued = false;
+}
+
+static ncclResult_t run_reclaim(host_job_t *job, const char *site) {
+    ncclResult_t result = host_reclaim_fault(job->comm, site, job->function);
+    if (result == ncclSuccess)
+        return reclaim(job->comm);
+    undo_reclaim(job);
+    return result;
+}
+
 static ncclResult_t run_destroy(host_job_t *job) {
-    host_reclaim_fault(job->comm, "destroy", "ncclCommDestroy");
-    return reclaim(job->comm);
+    return run_reclaim(job, "destroy");
 }
 
 static ncclResult_t run_abort(host_job_t *job) {
-    host_reclaim_fault(job->comm, "abort", "ncclCommAbort");
-    return reclaim(job->comm);
-}
-
-static void undo_reclaim(host_job_t *job) {
-    job->comm->reclaim_queued = false;
+    return run_reclaim(job, "abort");
 }
 
 static ncclResult_t queue_reclaim(ncclComm_t comm, const char *function, ncclResult_t (*run)(host_job_t *job)) {

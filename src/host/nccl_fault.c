@@ -50,6 +50,9 @@ ncclResult_t host_comm_fault(ncclComm_t comm, const char *site, const char *func
     case HOST_FAULT_CUDA_ERROR:
         host_device_fail(comm->device, (CUresult)fault.code);
         return host_fail(ncclUnhandledCudaError, "%s: injected CUDA error %d", function, fault.code);
+    case HOST_FAULT_IN_PROGRESS:
+        atomic_store(&comm->polls, fault.ns);
+        return ncclSuccess;
     case HOST_FAULT_AFFINITY:
         narrow_affinity();
         return ncclSuccess;
@@ -58,8 +61,8 @@ ncclResult_t host_comm_fault(ncclComm_t comm, const char *site, const char *func
     }
 }
 
-ncclResult_t host_call_fault(const char *function, int rank) {
-    host_fault_t fault = host_fault_take("call", function, rank);
+ncclResult_t host_call_fault(const char *function, ncclComm_t comm) {
+    host_fault_t fault = host_fault_take("call", function, comm != NULL ? comm->rank : -1);
     int device = 0;
     switch (fault.kind) {
     case HOST_FAULT_DELAY:
@@ -76,19 +79,30 @@ ncclResult_t host_call_fault(const char *function, int rank) {
             host_device_fail(device, (CUresult)fault.code);
         return host_fail(ncclUnhandledCudaError, "%s: injected CUDA error %d", function, fault.code);
     case HOST_FAULT_IN_PROGRESS:
-        return ncclInProgress;
-    case HOST_FAULT_AFFINITY:
-        narrow_affinity();
+        if (comm == NULL)
+            return ncclInProgress;
+        atomic_store(&comm->polls, fault.ns);
         return ncclSuccess;
     default:
         return ncclSuccess;
     }
 }
 
-void host_reclaim_fault(ncclComm_t comm, const char *site, const char *function) {
+ncclResult_t host_reclaim_fault(ncclComm_t comm, const char *site, const char *function) {
     host_fault_t fault = host_fault_take(site, function, comm->rank);
-    if (fault.kind == HOST_FAULT_KILL)
+    switch (fault.kind) {
+    case HOST_FAULT_KILL:
         host_process_kill();
-    if (fault.kind == HOST_FAULT_STUCK || fault.kind == HOST_FAULT_DELAY)
+    case HOST_FAULT_STUCK:
+    case HOST_FAULT_DELAY:
         host_fault_stall(fault.ns);
+        return ncclSuccess;
+    case HOST_FAULT_FAIL:
+        return host_fail((ncclResult_t)fault.code, "%s: injected fault at site %s, rank %d", function, site,
+                         comm->rank);
+    case HOST_FAULT_IN_PROGRESS:
+        return ncclInProgress;
+    default:
+        return ncclSuccess;
+    }
 }

@@ -138,6 +138,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId,
             result = queue_init("ncclCommInitRank", comm, nranks, &commId, rank, device, NULL);
         result = host_group_close(result);
     }
+    if (result == ncclSuccess)
+        result = host_comm_progress(*comm, result);
     entry.record.rank = rank;
     return host_entry_end(&entry, result);
 }
@@ -156,6 +158,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
         if (!leaks)
             result = host_group_close(result);
     }
+    if (result == ncclSuccess)
+        result = host_comm_progress(*comm, result);
     entry.record.rank = rank;
     return host_entry_end(&entry, result);
 }

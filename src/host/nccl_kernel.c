@@ -49,6 +49,9 @@ static bool take_fault(host_kernel_t *kernel) {
         host_last_error("%s: injected fault at site op, rank %d", kernel->name, comm->rank);
         host_comm_set_state(comm, (ncclResult_t)fault.code);
         return false;
+    case HOST_FAULT_IN_PROGRESS:
+        atomic_store(&comm->polls, fault.ns);
+        return false;
     case HOST_FAULT_CUDA_ERROR:
         kernel->work.status = (CUresult)fault.code;
         return true;

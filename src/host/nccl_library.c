@@ -24,7 +24,7 @@ ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclCom
         record->comm = (uint64_t)(uintptr_t)comm;
         record->group_depth = host_group_depth();
     }
-    return host_call_fault(function, record->rank);
+    return host_call_fault(function, known ? comm : NULL);
 }
 
 ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result) {
