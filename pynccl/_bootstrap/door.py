@@ -16,6 +16,7 @@ import socket
 import ssl as tls
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pynccl._bootstrap import inherited
 from pynccl._bootstrap.channel import Channel
@@ -32,6 +33,8 @@ from pynccl.errors import BootstrapError
 log = logging.getLogger("pynccl.bootstrap")
 
 HANDSHAKE_SECONDS = 10.0
+BREATHER_SECONDS = 0.5
+MOST_NOTES = 16
 SPARE_STRANGERS = 64
 """Unproved connections held at once, beyond one a rank; the oldest then makes room."""
 
@@ -75,46 +78,88 @@ class Door:
         room: str,
         nonce: bytes,
         let_in: Callable[[Arrival, Channel], None],
+        refused: list[str],
     ) -> None:
-        """Prepare; nothing is open before `open`."""
+        """Prepare; nothing is open before `open`. Notes of who was turned away go to `refused`."""
         self._size = size
         self._key, self._room, self._nonce = key, room, nonce
         self._let_in = let_in
-        self._server: asyncio.Server | None = None
+        self._loop = asyncio.get_running_loop()
+        self._refused = refused
+        self._listener: socket.socket | None = None
+        self._ssl: tls.SSLContext | None = None
         self._strangers: dict[_Stranger, None] = {}
-        self.refused: list[str] = []
+        self._greetings: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str | None, port: int, ssl: tls.SSLContext | None) -> int:
+    def open(self, host: str | None, port: int, ssl: tls.SSLContext | None) -> int:
         """Bind and listen; return the port. Raises `BootstrapError` naming a port in use."""
-        sock = listen_on(host, port)
-        try:
-            inherited.forget_in_child(self, sock.fileno())
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Stranger(self).channel,
-                sock=sock,
-                backlog=min(4096, self._size + 128),
-                ssl=ssl,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if ssl else None,
-            )
-        except BaseException:
-            sock.close()
-            raise
-        bound: int = sock.getsockname()[1]
+        self._listener = listen_on(host, port, backlog=min(4096, self._size + 128))
+        self._listener.setblocking(False)
+        self._ssl = ssl
+        inherited.forget_in_child(self, self._listener.fileno())
+        self._watch_listener()
+        bound: int = self._listener.getsockname()[1]
         return bound
 
     @property
     def is_open(self) -> bool:
         """Whether somebody can still come in."""
-        return self._server is not None
+        return self._listener is not None
 
     def shut(self) -> None:
         """Stop listening and turn away whoever is still in the handshake."""
         inherited.drop(self)
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        if self._ssl is not None:  # without TLS a greeting ends by itself, in a step or two
+            for greeting in self._greetings:
+                greeting.cancel()
         for stranger in list(self._strangers):
             stranger.leave("the door was shut")
+
+    # asyncio.Server is not used: closed while it accepts, it drops the new socket without closing it.
+
+    def _watch_listener(self) -> None:
+        if self._listener is not None:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as exc:
+            # Out of descriptors, most likely. Who knocks stays in the backlog meanwhile.
+            log.warning("cannot accept a connection: %s", exc)
+            self._loop.remove_reader(self._listener.fileno())
+            self._loop.call_later(BREATHER_SECONDS, self._watch_listener)
+            return
+        sock.setblocking(False)
+        stranger = _Stranger(self)
+        greeting = self._loop.create_task(self._greet(sock, stranger.channel))
+        self._greetings.add(greeting)
+        greeting.add_done_callback(partial(self._greeted, sock, stranger))
+
+    async def _greet(self, sock: socket.socket, channel: Channel) -> None:
+        await self._loop.connect_accepted_socket(
+            lambda: channel,
+            sock,
+            ssl=self._ssl,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS if self._ssl else None,
+        )
+
+    def _greeted(
+        self, sock: socket.socket, stranger: _Stranger, greeting: asyncio.Task[None]
+    ) -> None:
+        self._greetings.discard(greeting)
+        error = None if greeting.cancelled() else greeting.exception()
+        if greeting.cancelled() or error is not None:
+            stranger.leave(f"no connection came about: {error or 'the door was shut'}")
+            sock.close()
 
     def note(self, stranger: _Stranger) -> None:
         """Hold a new stranger; the oldest makes room where there are too many."""
@@ -138,8 +183,8 @@ class Door:
         """Remember for the final message who was turned away and why."""
         who = f"rank {claimed} at {channel.peer}" if claimed is not None else channel.peer
         log.warning("refused %s: %s", who, text)
-        if len(self.refused) < 16:
-            self.refused.append(f"{who}: {text}")
+        if len(self._refused) < MOST_NOTES:
+            self._refused.append(f"{who}: {text}")
 
 
 class _Stranger:
@@ -189,7 +234,7 @@ class _Stranger:
         self._door.forget(self)
 
 
-def listen_on(host: str | None, port: int) -> socket.socket:
+def listen_on(host: str | None, port: int, backlog: int) -> socket.socket:
     """Return a bound socket.
 
     A loopback host binds the loopback only. Any other name binds every interface: on rank 0's
@@ -200,16 +245,18 @@ def listen_on(host: str | None, port: int) -> socket.socket:
     try:
         if literal is not None:
             family = socket.AF_INET6 if ":" in literal else socket.AF_INET
-            return socket.create_server((literal, port), family=family)
+            return socket.create_server((literal, port), family=family, backlog=backlog)
         if socket.has_dualstack_ipv6():
             try:
                 return socket.create_server(
-                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+                    ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
                 )
             except OSError as exc:
                 if exc.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise
-        return socket.create_server(("", port))  # a kernel that was booted without IPv6
+        return socket.create_server(
+            ("", port), backlog=backlog
+        )  # a kernel that was booted without IPv6
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             raise BootstrapError(

@@ -211,7 +211,7 @@ class Hub:
         if broken:
             text += f"; came and went: {', '.join(broken)}"
         if self._refused:
-            text += f"; refused: {', '.join(self._refused)}"
+            text += f"; refused: {'; '.join(self._refused)}"
         self.fail(Verdict(text, missing, late=True))
 
     # what connections say
@@ -262,19 +262,19 @@ class Hub:
     async def leave(self) -> None:
         """Wait a little for the others to leave first, then end the watch."""
         await self._until(lambda: len(self._members) == 1, GOODBYE_SECONDS)
-        self._state = State.CLOSED
-        rest = [m.channel for m in self._members.values() if m.channel is not None]
-        for channel in rest:
-            channel.part(Kind.BYE)
+        members, self._members = self._members, {}
+        for member in members.values():
+            if member.channel is not None:
+                member.channel.part(Kind.BYE)
         self.cut()
 
     def cut(self) -> None:
         """Drop every connection now."""
-        if self._state is not State.CLOSED:
-            self._state = State.CLOSED
-            for member in self._members.values():
-                if member.channel is not None:
-                    member.channel.abort()
+        self._state = State.CLOSED
+        members, self._members = self._members, {}
+        for member in members.values():
+            if member.channel is not None:
+                member.channel.abort()
         for channel in self._dismissed:
             channel.retire()
         self._dismissed.clear()

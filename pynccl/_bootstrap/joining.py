@@ -111,12 +111,15 @@ async def _receive_all(
     own = Arrival(0, size, secrets.token_hex(16), deadline.left(), hello)
     refused: list[str] = []
     hub = Hub(own, deadline, refused)
-    door = Door(size=size, key=key, room=board.room, nonce=nonce, let_in=hub.let_in)
-    door.refused = refused
+    door = Door(
+        size=size, key=key, room=board.room, nonce=nonce, let_in=hub.let_in, refused=refused
+    )
+    is_posted = False
     try:
         host, port = board.listen_at()
-        port = await door.open(host, port, ssl)
+        port = door.open(host, port, ssl)
         await hub.guarded(lambda: board.post(port, nonce))
+        is_posted = True
         hellos = await hub.gathered()
         door.shut()
         if check is not None and (message := check(hellos)) is not None:
@@ -131,7 +134,7 @@ async def _receive_all(
         raise reached.verdict.error("connect", deadline.elapsed()) from None
     except Exception as exc:
         hub.fail(Verdict(f"rank 0 failed: {exc or type(exc).__name__}", (0,)))
-        await hub.farewell(more_may_come=door.is_open)
+        await hub.farewell(more_may_come=door.is_open and is_posted)
         hub.cut()
         raise
     except BaseException:

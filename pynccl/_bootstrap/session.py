@@ -155,7 +155,7 @@ class Session:
         Never raises for a rank that is silent or gone: it is absent from the result.
         """
         if self._link is None or self._over:
-            return {self.rank: self._on_ask()}
+            return {self.rank: self._answer()}
         self._asked += 1
         number = self._asked
         answers = self._answers[number] = self._loop.create_future()
@@ -163,7 +163,7 @@ class Session:
         try:
             return await within(timeout + SLACK_SECONDS, answers)
         except Expired:
-            return {self.rank: self._on_ask()}
+            return {self.rank: self._answer()}
         finally:
             self._answers.pop(number, None)
 
@@ -245,13 +245,15 @@ class Session:
         callback((rank,), reason)
 
     def _reply(self, survey: object) -> None:
-        try:
-            text = self._on_ask()
-        except Exception as exc:  # the answer is that there is none
-            log.exception("the answer to a question of another rank failed")
-            text = f"{type(exc).__name__}: {exc}"
         if self._link is not None:
-            self._link.send(Kind.ANSWER, pack({"survey": survey, "text": text}))
+            self._link.send(Kind.ANSWER, pack({"survey": survey, "text": self._answer()}))
+
+    def _answer(self) -> str:
+        try:
+            return self._on_ask()
+        except Exception as exc:
+            log.exception("the answer to a question of the ranks failed")
+            return f"{type(exc).__name__}: {exc}"
 
     def _answered(self, frame: Frame) -> None:
         value = frame.json()
