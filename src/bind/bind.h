@@ -34,6 +34,7 @@
 #include "loader.h"
 
 #define PN_IN_FLIGHT_LIMIT 128 /* a device's launch queue is about 1000 deep, and not ours alone */
+#define PN_POLL_BATCH 32 /* pending operations of a communicator at which an issue polls them */
 #define PN_DETAIL_BYTES 1024
 #define PN_NO_DEADLINE INT64_MAX
 #define PN_SCRATCH_SLOTS 1024
@@ -297,6 +298,8 @@ void pn_control_submit(pn_op_t *op); /* INIT, SPLIT, CLOSE: through the lane, in
 /* Issue, inline or through the lane. Always accepts the operation: what goes wrong is its outcome. Returns
  * false if it was refused before any native call because the communicator is not open. */
 bool pn_submit(pn_op_t *op);
+/* Before pn_submit: make the operation wait for what is now on the producer's stream. */
+CUresult pn_hand_off(pn_op_t *op, CUstream producer);
 /* Issue several as one native group. The operations may belong to several communicators. */
 bool pn_submit_group(pn_op_t **ops, int count);
 /* The native call for one operation on a stream: NCCL's result, the function's name in *function. */

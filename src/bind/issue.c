@@ -31,11 +31,24 @@ void pn_refuse(pn_op_t *op) {
     pn_op_release(op);
 }
 
-CUresult pn_prepare_deferred(pn_op_t *op) {
+static CUresult mark(pn_op_t *op, CUstream stream) {
     pn_device_t *device = op->comm->device;
     CUresult rc = pn_event_take(device, &op->from);
-    if (rc == CUDA_SUCCESS)
-        rc = device->engine->cuda.cuEventRecord(op->from, op->stream);
+    return rc == CUDA_SUCCESS ? device->engine->cuda.cuEventRecord(op->from, stream) : rc;
+}
+
+CUresult pn_hand_off(pn_op_t *op, CUstream producer) {
+    pn_enter_t saved;
+    CUresult rc = pn_enter(op->comm->device, &saved);
+    if (rc == CUDA_SUCCESS) {
+        rc = mark(op, producer);
+        pn_leave(op->comm->device, &saved);
+    }
+    return rc;
+}
+
+CUresult pn_prepare_deferred(pn_op_t *op) {
+    CUresult rc = mark(op, op->stream);
     return rc == CUDA_SUCCESS ? pn_gate_add(op, op->stream) : rc;
 }
 
@@ -206,6 +219,9 @@ bool pn_submit(pn_op_t *op) {
                 issue_now(op);
             if (tried)
                 pthread_mutex_unlock(&device->issue);
+            /* For callers who never wait: what is done is let go of, a batch at a time. */
+            if (now && comm->track.count >= PN_POLL_BATCH)
+                pn_track_poll(&comm->track);
             pn_waiter_ring(false);
             return true;
         }

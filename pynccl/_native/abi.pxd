@@ -1,0 +1,238 @@
+# Every C name that the extensions use, and no logic.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "abi/nccl_abi.h" nogil:
+    ctypedef int ncclResult_t
+    ctypedef struct ncclUniqueId:
+        char internal[128]
+    ctypedef struct ncclConfig_t:
+        size_t size
+        unsigned int magic
+        unsigned int version
+        int blocking
+        int cgaClusterSize
+        int minCTAs
+        int maxCTAs
+        const char *netName
+        int splitShare
+        int trafficClass
+        const char *commName
+        int collnetEnable
+        int CTAPolicy
+        int shrinkShare
+        int nvlsCTAs
+        int nChannelsPerNetPeer
+        int nvlinkCentricSched
+        int graphUsageMode
+        int numRmaCtx
+        int maxP2pPeers
+        int graphStreamOrdering
+        int launchOrderImplicit
+        int numRmaSig
+        int rmaEagerInit
+        int hostCftMode
+        int nvlsHostMode
+    int NCCL_API_MAGIC
+    int NCCL_ABI_VERSION
+    int NCCL_CONFIG_UNDEF_INT
+    int NCCL_SPLIT_NOCOLOR
+
+cdef extern from "abi/cuda_abi.h" nogil:
+    ctypedef int CUresult
+    ctypedef int CUdevice
+    ctypedef unsigned long long CUdeviceptr
+    ctypedef void *CUcontext
+    ctypedef void *CUstream
+    ctypedef void *CUevent
+    ctypedef struct CUuuid:
+        char bytes[16]
+    ctypedef int CUstreamCaptureStatus
+    int CUDA_SUCCESS
+    int CUDA_ERROR_NOT_READY
+    int CU_STREAM_NON_BLOCKING
+    int CU_EVENT_DEFAULT
+    int CU_EVENT_DISABLE_TIMING
+    int CU_STREAM_CAPTURE_STATUS_NONE
+
+cdef extern from "abi/dlpack_abi.h" nogil:
+    ctypedef struct DLPackVersion:
+        uint32_t major
+        uint32_t minor
+    ctypedef struct DLDevice:
+        int32_t device_type
+        int32_t device_id
+    ctypedef struct DLDataType:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+    ctypedef struct DLTensor:
+        void *data
+        DLDevice device
+        int32_t ndim
+        DLDataType dtype
+        int64_t *shape
+        int64_t *strides
+        uint64_t byte_offset
+    ctypedef struct DLManagedTensor:
+        DLTensor dl_tensor
+    ctypedef struct DLManagedTensorVersioned:
+        DLPackVersion version
+        uint64_t flags
+        DLTensor dl_tensor
+    ctypedef int DLDeviceType
+    ctypedef struct DLPackExchangeAPIHeader:
+        DLPackVersion version
+        DLPackExchangeAPIHeader *prev_api
+    ctypedef struct DLPackExchangeAPI:
+        DLPackExchangeAPIHeader header
+        int (*dltensor_from_py_object_no_sync)(void *py_object, DLTensor *out) except? -1
+        int (*current_work_stream)(DLDeviceType device_type, int32_t device_id, void **out) except? -1
+    int kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged
+    int kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLComplex, kDLBool
+    int kDLFloat8_e4m3fn, kDLFloat8_e5m2
+    uint64_t DLPACK_FLAG_BITMASK_READ_ONLY
+
+cdef extern from "bind/bind.h" nogil:
+    ctypedef void *ncclComm_t
+    ctypedef struct pn_nccl_t:
+        ncclResult_t (*ncclGetUniqueId)(ncclUniqueId *uniqueId) noexcept nogil
+        const char *(*ncclGetErrorString)(ncclResult_t result) noexcept nogil
+        const char *(*ncclGetLastError)(ncclComm_t comm) noexcept nogil
+        ncclResult_t (*ncclParamGetParameter)(const char *key, const char **value, int *valueLen) noexcept nogil
+    ctypedef struct pn_cuda_t:
+        CUresult (*cuInit)(unsigned int flags) noexcept nogil
+        CUresult (*cuGetErrorName)(CUresult error, const char **text) noexcept nogil
+        CUresult (*cuGetErrorString)(CUresult error, const char **text) noexcept nogil
+        CUresult (*cuDeviceGetCount)(int *count) noexcept nogil
+        CUresult (*cuDeviceGet)(CUdevice *device, int ordinal) noexcept nogil
+        CUresult (*cuDeviceGetName)(char *name, int len, CUdevice dev) noexcept nogil
+        CUresult (*cuDeviceGetUuid_v2)(CUuuid *uuid, CUdevice dev) noexcept nogil
+        CUresult (*cuDeviceGetPCIBusId)(char *pciBusId, int len, CUdevice dev) noexcept nogil
+        CUresult (*cuCtxGetStreamPriorityRange)(int *least, int *greatest) noexcept nogil
+        CUresult (*cuStreamCreateWithPriority)(CUstream *stream, unsigned int flags, int priority) noexcept nogil
+        CUresult (*cuStreamDestroy_v2)(CUstream stream) noexcept nogil
+        CUresult (*cuStreamQuery)(CUstream stream) noexcept nogil
+        CUresult (*cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned int flags) noexcept nogil
+        CUresult (*cuStreamIsCapturing)(CUstream stream, CUstreamCaptureStatus *status) noexcept nogil
+        CUresult (*cuEventCreate)(CUevent *event, unsigned int flags) noexcept nogil
+        CUresult (*cuEventDestroy_v2)(CUevent event) noexcept nogil
+        CUresult (*cuEventRecord)(CUevent event, CUstream stream) noexcept nogil
+        CUresult (*cuEventQuery)(CUevent event) noexcept nogil
+        CUresult (*cuEventElapsedTime)(float *milliseconds, CUevent start, CUevent end) noexcept nogil
+    ctypedef struct pn_engine_t:
+        pn_nccl_t nccl
+        pn_cuda_t cuda
+        int nccl_version
+        int driver_version
+    pn_engine_t *pn_engine_open(const char *nccl_path, const char *cuda_path, char *why, size_t why_size)
+    int pn_nccl_since(const char *name)
+    void *pn_engine_symbol(const pn_engine_t *engine, const char *name)
+    const char *pn_engine_path(const pn_engine_t *engine, const char *name)
+
+    ctypedef enum pn_kind_t:
+        PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER, PN_ALL_TO_ALL, PN_GATHER,
+        PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT, PN_CLOSE, PN_ABORT, PN_KINDS
+    ctypedef enum pn_source_t:
+        PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM, PN_FROM_CLOSED,
+        PN_FROM_MISSING
+    ctypedef struct pn_outcome_t:
+        pn_source_t source
+        int code
+        const char *function
+    ctypedef struct pn_mailbox_t:
+        int fd
+    ctypedef struct pn_wait_t:
+        pn_wait_t *next
+        pn_mailbox_t *box
+        void *token
+    ctypedef struct pn_device_t:
+        pn_engine_t *engine
+        int ordinal
+        CUdevice device
+        CUcontext context
+        bint has_memory_waits
+        int in_flight
+    ctypedef struct pn_enter_t:
+        pass
+    ctypedef enum pn_state_t:
+        PN_NEW, PN_READY, PN_CLOSING, PN_FAILED, PN_ABORTING, PN_GONE
+    ctypedef struct pn_clique_t:
+        int members
+    ctypedef struct pn_comm_t:
+        pn_device_t *device
+        int rank
+        int size
+        CUstream stream
+        pn_clique_t *clique
+        pn_state_t state
+        uint64_t seq
+        pn_outcome_t failure
+        uint64_t culprit
+        int32_t culprit_kind
+        int64_t failed_ns
+        char detail[1024]
+    ctypedef struct pn_op_t:
+        pn_comm_t *comm
+        void *owner
+        const void *send
+        void *recv
+        size_t count
+        int32_t datatype
+        int32_t redop
+        int32_t root
+        int32_t kind
+        size_t nbytes
+        CUstream stream
+        int64_t deadline_ns
+        bint has_stream
+        bint may_wait
+        uint64_t seq
+        int64_t issued_ns
+        int64_t ended_ns
+        pn_outcome_t outcome
+        char *detail
+        pn_op_t *next_done
+        void *argument
+    ctypedef struct pn_control_t:
+        ncclUniqueId id
+        int color
+        int key
+        ncclConfig_t *config
+        pn_comm_t *child
+        bint member
+
+    pn_device_t *pn_device_get(pn_engine_t *engine, int ordinal, pn_outcome_t *why)
+    CUresult pn_enter(pn_device_t *device, pn_enter_t *saved)
+    void pn_leave(pn_device_t *device, pn_enter_t *saved)
+
+    pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size)
+    void pn_comm_drop(pn_comm_t *comm)
+    void pn_control_submit(pn_op_t *op)
+    void pn_abort(pn_comm_t **comms, int count, pn_op_t *op, int64_t bound_ns)
+    bint pn_submit(pn_op_t *op)
+    bint pn_submit_group(pn_op_t **ops, int count)
+    bint pn_op_finished(pn_op_t *op)
+    bint pn_op_poll(pn_op_t *op)
+    bint pn_op_spin(pn_op_t *op, int64_t budget_ns)
+    bint pn_op_block(pn_op_t *op, int64_t until_ns)
+    bint pn_op_wait(pn_op_t *op, pn_wait_t *wait)
+    CUresult pn_hand_off(pn_op_t *op, CUstream producer)
+    CUresult pn_op_order(pn_op_t *op, CUstream stream)
+    pn_op_t *pn_done_take()
+    bint pn_done_some()
+    pn_mailbox_t *pn_mailbox_new()
+    pn_wait_t *pn_mailbox_take(pn_mailbox_t *box)
+    void pn_mailbox_free(pn_mailbox_t *box)
+    bint pn_reaper_wait()
+    void pn_reaper_stop()
+    int64_t pn_now_ns()
+    long pn_depth_repairs
+    bint pn_launch_blocking
+    bint pn_forked
+    int64_t PN_NO_DEADLINE
+
+    ctypedef struct pn_live_t:
+        long operations, communicators, streams, events, gates, lanes, helpers, mailboxes
+        long abandoned_communicators, stuck_threads
+    void pn_live_read(pn_live_t *live)
+    void pn_live_watch_fork()

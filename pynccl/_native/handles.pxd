@@ -1,0 +1,14 @@
+from libc.stdint cimport int64_t
+
+from pynccl._native.abi cimport pn_comm_t
+from pynccl._native.engine cimport Engine
+
+cdef class CommHandle:
+    cdef pn_comm_t *c
+    cdef readonly Engine engine
+    cdef readonly int device_ordinal
+    cdef int64_t timeout_ns
+    cdef int64_t spin_ns
+    cdef object __weakref__
+    cdef int usable(self) except -1
+    cdef object failure_exception(self)

@@ -1,0 +1,164 @@
+"""Ownership of native communicators.
+
+1. A handle is made by a factory only, for one device of one engine; it holds its engine.
+2. It owns one reference to the C object; lanes and running aborts own theirs, so that nothing is freed under them.
+3. Dropping the last Python reference never waits: an open communicator is aborted on a helper thread, with a
+   ResourceWarning, since its peers may be waiting for it.
+4. After a fork the child's handles are inert: they refuse every use and free nothing.
+"""
+
+import warnings
+
+from pynccl._native.abi cimport (
+    PN_ABORTING,
+    PN_CLOSING,
+    PN_FAILED,
+    PN_FROM_ABORT,
+    PN_FROM_CUDA,
+    PN_FROM_DEADLINE,
+    PN_FROM_NCCL,
+    PN_GONE,
+    PN_NEW,
+    PN_READY,
+    pn_comm_drop,
+    pn_comm_new,
+    pn_device_t,
+    pn_forked,
+)
+from pynccl._native.engine cimport Engine, cuda_exception, nccl_exception
+
+from pynccl import errors
+
+STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
+
+cdef tuple KINDS = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
+    "send", "recv", "barrier", "init", "split", "close", "abort",
+)
+
+
+def kind_name(int kind):
+    """The name of an operation's kind, as users spell it."""
+    return KINDS[kind]
+
+
+cdef class CommHandle:
+    """A native communicator of one rank; see the module's rules. Public behaviour is in Communicator."""
+
+    def __cinit__(self, Engine engine, int device, int rank=0, int size=0):
+        cdef pn_device_t *found = engine.device(device)
+        self.engine = engine
+        self.device_ordinal = device
+        self.timeout_ns = 600 * 1000000000
+        with nogil:
+            self.c = pn_comm_new(found, rank, size)
+        if self.c == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self.c == NULL or pn_forked:
+            return
+        if PN_NEW < self.c.state < PN_ABORTING:
+            try:
+                warnings.warn(
+                    f"communicator of rank {self.c.rank} of {self.c.size} was not closed; it is aborted",
+                    ResourceWarning,
+                    stacklevel=1,
+                )
+            except Exception:
+                pass  # warnings are errors here, and a finaliser has nobody to tell
+        with nogil:
+            pn_comm_drop(self.c)
+        self.c = NULL
+
+    @property
+    def rank(self):
+        """This rank's number, 0 to size - 1."""
+        return self.c.rank
+
+    @property
+    def size(self):
+        """How many ranks the communicator has."""
+        return self.c.size
+
+    @property
+    def state(self):
+        """``"new"``, ``"ready"``, ``"closing"``, ``"failed"``, ``"aborting"`` or ``"closed"``."""
+        return STATES[<int>self.c.state]
+
+    @property
+    def issued(self):
+        """How many operations have been called on it so far: the sequence number of the last one."""
+        return self.c.seq
+
+    @property
+    def timeout(self):
+        """The default deadline of its operations, in seconds."""
+        return self.timeout_ns / 1e9
+
+    @timeout.setter
+    def timeout(self, seconds):
+        self.timeout_ns = timeout_to_ns(seconds)
+
+    @property
+    def spin_us(self):
+        """How many microseconds an await may poll before it suspends."""
+        return self.spin_ns / 1e3
+
+    @spin_us.setter
+    def spin_us(self, microseconds):
+        if not 0 <= microseconds <= 1000:
+            raise errors.ConfigError(f"spin_us must be 0 to 1000 microseconds, not {microseconds!r}")
+        self.spin_ns = int(microseconds * 1000)
+
+    @property
+    def shares_process(self):
+        """Whether another rank of the same communicator lives in this process."""
+        return self.c.clique != NULL and self.c.clique.members > 1
+
+    cdef int usable(self) except -1:
+        """Raise unless operations can be issued now."""
+        if pn_forked:
+            raise errors.UsageError(
+                "this communicator belongs to the parent process: after a fork neither CUDA nor NCCL can be used; "
+                "start the child with the spawn method"
+            )
+        if self.c.state == PN_READY:
+            return 0
+        if self.c.state == PN_FAILED:
+            raise errors.UsageError(
+                f"the communicator has failed and takes no more operations: {self.failure_exception()}"
+            ) from self.failure_exception()
+        raise errors.UsageError(f"the communicator is {self.state}, operations need one that is ready")
+
+    cdef object failure_exception(self):
+        """What took the communicator down, as an exception; None if nothing did."""
+        cdef int source = self.c.failure.source
+        function = self.c.failure.function.decode() if self.c.failure.function != NULL else ""
+        who = f"rank {self.c.rank} of {self.c.size}"
+        if self.c.culprit:
+            who = f"{KINDS[self.c.culprit_kind]} (operation {self.c.culprit}) on {who}"
+        if source == PN_FROM_NCCL:
+            return nccl_exception(self.c.failure.code, function, who, self.c.detail.decode(errors="replace"))
+        if source == PN_FROM_CUDA:
+            return cuda_exception(self.engine, self.c.failure.code, function, who)
+        if source == PN_FROM_DEADLINE:
+            return errors.DeadlineError(f"{who}: the deadline passed")
+        if source == PN_FROM_ABORT:
+            return errors.AbortedError(f"{who}: aborted on this side")
+        return None
+
+
+cpdef object timeout_to_ns(seconds):
+    """A time-out in seconds as nanoseconds; infinity as the largest.
+
+    Raises:
+        ConfigError: it is negative or not a number.
+    """
+    try:
+        value = float(seconds)
+    except (TypeError, ValueError):
+        raise errors.ConfigError(f"a time-out is a number of seconds, not {seconds!r}") from None
+    if not value >= 0:
+        raise errors.ConfigError(f"a time-out is a number of seconds that is not negative, not {seconds!r}")
+    return int(min(value, 9.0e9) * 1e9)

@@ -1,0 +1,211 @@
+"""From checked arguments to a native submission: streams, deadlines, hand-off, and groups that record instead."""
+
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+from pynccl._native.abi cimport (
+    CU_STREAM_CAPTURE_STATUS_NONE,
+    CUDA_SUCCESS,
+    PN_NO_DEADLINE,
+    CUresult,
+    CUstream,
+    CUstreamCaptureStatus,
+    pn_done_some,
+    pn_enter,
+    pn_enter_t,
+    pn_hand_off,
+    pn_leave,
+    pn_now_ns,
+    pn_op_order,
+    pn_op_t,
+    pn_submit,
+    pn_submit_group,
+)
+from pynccl._native.engine cimport cuda_exception
+from pynccl._native.handles cimport CommHandle
+from pynccl._native.view cimport producer_stream, view_of, view_t
+from pynccl._native.work cimport Work, drain_done
+
+from asyncio import _get_running_loop, current_task
+from threading import get_ident
+
+from pynccl._native.handles import timeout_to_ns
+from pynccl._native.work import stream_handle
+from pynccl.errors import InvalidBufferError, UsageError
+
+# ---- groups --------------------------------------------------------------------------------------------------
+
+# Groups open in the process: while there is none, an operation asks nothing.
+cdef int open_groups = 0
+cdef dict groups = {}
+
+
+cdef object here():
+    """This task on this thread."""
+    loop = _get_running_loop()
+    return get_ident(), None if loop is None else current_task(loop)
+
+
+cdef class Recorder:
+    """What a group collects. One a (task, thread): children, other tasks and other threads issue normally."""
+
+    def __init__(self):
+        self.works = []
+
+    def open(self):
+        """Begin to record here; False if a group of this task and thread is open already, which is then joined."""
+        global open_groups
+        self.owner = here()
+        if self.owner in groups:
+            return False
+        groups[self.owner] = self
+        open_groups += 1
+        return True
+
+    def close(self):
+        """Stop recording."""
+        global open_groups
+        if groups.get(self.owner) is self:
+            del groups[self.owner]
+            open_groups -= 1
+
+    def outermost(self):
+        """The recorder that collects for this task and thread."""
+        return groups.get(self.owner, self)
+
+    def drop(self):
+        """Issue nothing: awaiting what was recorded tells so."""
+        for work in self.works:
+            (<Work>work).group = None
+
+    def submit(self):
+        """Issue everything as one native group (``ncclGroupStart`` to ``ncclGroupEnd``)."""
+        cdef Work work
+        cdef int count = len(self.works), i
+        cdef pn_op_t **ops
+        if not count:
+            return
+        engine = (<Work>self.works[0]).comm.engine
+        try:
+            for item in self.works:
+                (<Work>item).comm.usable()
+                if (<Work>item).comm.engine is not engine:
+                    raise UsageError("one group cannot hold operations of two engines")
+        except BaseException:
+            self.drop()
+            raise
+        ops = <pn_op_t **>malloc(count * sizeof(pn_op_t *))
+        if ops == NULL:
+            self.drop()
+            raise MemoryError
+        for i in range(count):
+            work = self.works[i]
+            work.group = None
+            work.c.owner = <void *>work
+            Py_INCREF(work)
+            ops[i] = &work.c
+        with nogil:
+            pn_submit_group(ops, count)
+        free(ops)
+        if pn_done_some():
+            drain_done()
+
+
+# ---- one operation ------------------------------------------------------------------------------------------
+
+cdef class Issuer(CommHandle):
+    """A communicator that can submit operations whose arguments are known to be good."""
+
+    cdef Work start(self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
+                    object stream, object timeout, object array, object keep, object result, bint converted):
+        cdef Work work = Work.__new__(Work)
+        cdef view_t *typed = send if send != NULL else recv
+        cdef size_t handle = 0
+        cdef bint hand_off = False
+        cdef CUresult rc
+        work.comm = self
+        work.keep = keep
+        work.source = array
+        work.result_array = result
+        work.converted = converted
+        work.c.comm = self.c
+        work.c.kind = kind
+        work.c.redop = redop
+        work.c.root = root
+        if typed != NULL:
+            work.c.send = send.data if send != NULL else NULL
+            work.c.recv = recv.data if recv != NULL else NULL
+            work.c.nbytes = count * typed.itemsize
+            # What NCCL has no type for is moved as bytes.
+            work.c.datatype = typed.dtype if typed.dtype >= 0 else 1
+            work.c.count = count if typed.dtype >= 0 else work.c.nbytes
+        else:
+            work.c.count = 1
+        if stream is not None:
+            handle = self.stream_of(stream, array)
+            work.c.stream = <CUstream>handle
+            work.c.has_stream = True
+        elif self.engine.is_cuda and array is not None:
+            hand_off = producer_stream(array, self.device_ordinal, &handle)
+        work.c.issued_ns = pn_now_ns()
+        cdef int64_t limit = self.timeout_ns
+        if timeout is not None:
+            limit = timeout_to_ns(timeout)
+        work.c.deadline_ns = (work.c.issued_ns + limit if limit < PN_NO_DEADLINE - work.c.issued_ns
+                              else PN_NO_DEADLINE)
+        if open_groups:
+            recorder = groups.get(here())
+            if recorder is not None:
+                work.group = recorder
+                (<Recorder>recorder).works.append(work)
+                return work
+        work.c.owner = <void *>work
+        Py_INCREF(work)
+        with nogil:
+            rc = CUDA_SUCCESS
+            if hand_off:
+                rc = pn_hand_off(&work.c, <CUstream>handle)
+            pn_submit(&work.c)
+            if hand_off and rc == CUDA_SUCCESS:
+                rc = pn_op_order(&work.c, <CUstream>handle)
+        if rc != CUDA_SUCCESS:
+            raise cuda_exception(self.engine, rc, "cuEventRecord", f"hand-off of {work.what()}")
+        if pn_done_some():
+            drain_done()
+        return work
+
+    cdef size_t stream_of(self, object stream, object array) except? 0:
+        """The handle of the caller's stream, which must not be capturing."""
+        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        cdef pn_enter_t saved
+        cdef CUresult rc
+        cdef size_t handle = 0
+        if type(stream) is str:
+            if stream != "current":
+                raise UsageError(f"stream must be None, \"current\" or a stream, not {stream!r}")
+            if not self.engine.is_cuda:
+                raise UsageError("stream=\"current\" needs an array on a GPU: a host array has no stream")
+            if array is None or not producer_stream(array, self.device_ordinal, &handle):
+                raise UsageError("stream=\"current\" is not known for this array's library; pass the stream itself")
+        else:
+            handle = stream_handle(stream)
+        with nogil:
+            rc = pn_enter(self.c.device, &saved)
+            if rc == CUDA_SUCCESS:
+                rc = self.engine.c.cuda.cuStreamIsCapturing(<CUstream>handle, &status)
+                pn_leave(self.c.device, &saved)
+        if rc != CUDA_SUCCESS:
+            raise cuda_exception(self.engine, rc, "cuStreamIsCapturing", "stream")
+        if status != CU_STREAM_CAPTURE_STATUS_NONE:
+            raise UsageError("the stream is being captured into a graph, which is not supported yet")
+        return handle
+
+    cdef object look(self, object array, view_t *view, str name):
+        """Borrow an array; it must be on this communicator's device."""
+        keep = view_of(array, view, self.engine.is_cuda, <size_t>self.c.stream, name)
+        if self.engine.is_cuda and view.device_id != self.device_ordinal:
+            raise InvalidBufferError(
+                f"{name} is on cuda:{view.device_id}, this communicator is on cuda:{self.device_ordinal}"
+            )
+        return keep

@@ -1,0 +1,214 @@
+"""A communicator's beginning and end as Works: init, split, close, abort. Configuration, and what is alive."""
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from pynccl._native.abi cimport (
+    NCCL_ABI_VERSION,
+    NCCL_API_MAGIC,
+    NCCL_CONFIG_UNDEF_INT,
+    NCCL_SPLIT_NOCOLOR,
+    PN_ABORT,
+    PN_CLOSE,
+    PN_INIT,
+    PN_SPLIT,
+    ncclConfig_t,
+    pn_abort,
+    pn_comm_t,
+    pn_control_submit,
+    pn_control_t,
+    pn_depth_repairs,
+    pn_launch_blocking,
+    pn_live_read,
+    pn_live_t,
+)
+from pynccl._native.ops cimport Operations
+from pynccl._native.work cimport Work, control_work
+
+from pynccl._native.work import start_reaper
+from pynccl.errors import ConfigError, UsageError
+
+# Public names of the configuration's integers, and NCCL's.
+CONFIG_FIELDS = {
+    "cga_cluster_size": "cgaClusterSize",
+    "min_ctas": "minCTAs",
+    "max_ctas": "maxCTAs",
+    "split_share": "splitShare",
+    "traffic_class": "trafficClass",
+    "collnet_enable": "collnetEnable",
+    "cta_policy": "CTAPolicy",
+    "nvls_ctas": "nvlsCTAs",
+    "graph_usage_mode": "graphUsageMode",
+}
+
+
+cdef class Control:
+    """The native block of a control operation; it lives as long as the operation's Work holds it."""
+
+    cdef pn_control_t c
+    cdef ncclConfig_t config
+    cdef bytes net_name
+    cdef bytes comm_name
+    cdef object child
+
+    def __cinit__(self, config=None):
+        memset(&self.c, 0, sizeof(pn_control_t))
+        cdef ncclConfig_t *made = &self.config
+        memset(made, 0, sizeof(ncclConfig_t))
+        made.size = sizeof(ncclConfig_t)
+        made.magic = NCCL_API_MAGIC
+        made.version = NCCL_ABI_VERSION
+        # Every lane is a thread of its own, so that the blocking kind never blocks anybody.
+        made.blocking = 1
+        made.cgaClusterSize = made.minCTAs = made.maxCTAs = NCCL_CONFIG_UNDEF_INT
+        made.splitShare = made.trafficClass = made.collnetEnable = made.CTAPolicy = NCCL_CONFIG_UNDEF_INT
+        made.shrinkShare = made.nvlsCTAs = made.nChannelsPerNetPeer = NCCL_CONFIG_UNDEF_INT
+        made.nvlinkCentricSched = made.graphUsageMode = made.numRmaCtx = NCCL_CONFIG_UNDEF_INT
+        made.maxP2pPeers = made.graphStreamOrdering = made.launchOrderImplicit = NCCL_CONFIG_UNDEF_INT
+        made.numRmaSig = made.rmaEagerInit = made.hostCftMode = made.nvlsHostMode = NCCL_CONFIG_UNDEF_INT
+        self.c.config = made
+        if config is not None:
+            self.fill(dict(config))
+
+    def fill(self, dict config):
+        """Take the user's settings, by their public names."""
+        cdef ncclConfig_t *made = &self.config
+        if "min_ctas" in config and "max_ctas" not in config:
+            # Releases up to 2.30.7 compare a lone minCTAs with an unset maxCTAs, and refuse it.
+            config["max_ctas"] = max(64, int(config["min_ctas"]))
+        for name, value in config.items():
+            if name == "net_name":
+                self.net_name = str(value).encode()
+                made.netName = self.net_name
+                continue
+            if name == "comm_name":
+                self.comm_name = str(value).encode()
+                made.commName = self.comm_name
+                continue
+            if name not in CONFIG_FIELDS:
+                known = ", ".join(sorted([*CONFIG_FIELDS, "net_name", "comm_name"]))
+                raise ConfigError(f"config has no setting {name!r}; it has {known}")
+            number = int(value)
+            if name == "cga_cluster_size":
+                made.cgaClusterSize = number
+            elif name == "min_ctas":
+                made.minCTAs = number
+            elif name == "max_ctas":
+                made.maxCTAs = number
+            elif name == "split_share":
+                made.splitShare = number
+            elif name == "traffic_class":
+                made.trafficClass = number
+            elif name == "collnet_enable":
+                made.collnetEnable = number
+            elif name == "cta_policy":
+                made.CTAPolicy = number
+            elif name == "nvls_ctas":
+                made.nvlsCTAs = number
+            else:
+                made.graphUsageMode = number
+
+
+cdef class Lifecycle(Operations):
+    """A communicator that can be brought up, split and ended; Communicator gives this its public face."""
+
+    # NCCL keeps the pointer to the communicator's name, so the block that owns it stays.
+    cdef object name_kept
+
+    def native_init(self, bytes unique_id, config, timeout):
+        """Join the clique of a unique id (``ncclCommInitRankConfig``); a Work."""
+        if len(unique_id) != 128:
+            raise ConfigError(f"a unique id has 128 bytes, not {len(unique_id)}")
+        cdef Control control = Control(config)
+        cdef const char *raw = unique_id
+        start_reaper()
+        self.name_kept = control
+        memcpy(control.c.id.internal, raw, 128)
+        cdef Work work = control_work(self, PN_INIT, timeout)
+        work.keep = control
+        work.c.argument = &control.c
+        with nogil:
+            pn_control_submit(&work.c)
+        return work
+
+    def native_split(self, Lifecycle child, color, int key, config, timeout):
+        """Split (``ncclCommSplit``): fills `child`, a blank handle on the same device. A Work of the parent."""
+        self.usable()
+        cdef Control control = Control(config)
+        if config is None:
+            control.c.config = NULL  # a child without a configuration takes its parent's
+        child.name_kept = control
+        control.c.child = child.c
+        control.c.color = NCCL_SPLIT_NOCOLOR if color is None else color
+        control.c.key = key
+        control.child = child
+        cdef Work work = control_work(self, PN_SPLIT, timeout)
+        work.keep = control
+        work.source = control
+        work.c.argument = &control.c
+        with nogil:
+            pn_control_submit(&work.c)
+        return work
+
+    def native_close(self, timeout):
+        """Finalize and destroy (``ncclCommFinalize``, ``ncclCommDestroy``); a Work."""
+        cdef Work work = control_work(self, PN_CLOSE, timeout)
+        with nogil:
+            pn_control_submit(&work.c)
+        return work
+
+
+def split_member(Work work):
+    """Whether a split that has ended gave this rank a communicator."""
+    return (<Control>work.source).c.member
+
+
+def abort_all(list comms, timeout, bound):
+    """Abort several communicators in one native group (``ncclCommAbort``); a Work.
+
+    Args:
+        comms: communicators; those that are closed already are left out.
+        timeout: seconds after which the Work gives up.
+        bound: seconds to wait for threads that are inside a call before the handles are abandoned.
+    """
+    cdef int count = len(comms), i
+    cdef int64_t bound_ns = int(bound * 1e9)
+    if not count:
+        raise UsageError("there is nothing to abort")
+    cdef pn_comm_t **raw = <pn_comm_t **>malloc(count * sizeof(pn_comm_t *))
+    if raw == NULL:
+        raise MemoryError
+    for i in range(count):
+        raw[i] = (<Lifecycle>comms[i]).c
+    cdef Work work = control_work(comms[0], PN_ABORT, timeout)
+    work.keep = comms
+    with nogil:
+        pn_abort(raw, count, &work.c, bound_ns)
+    free(raw)
+    return work
+
+
+def live():
+    """Counts of live native objects, and of what had to be given up."""
+    cdef pn_live_t counts
+    pn_live_read(&counts)
+    return {
+        "operations": counts.operations,
+        "communicators": counts.communicators,
+        "streams": counts.streams,
+        "events": counts.events,
+        "gates": counts.gates,
+        "lanes": counts.lanes,
+        "aborts_running": counts.helpers,
+        "event_loops": counts.mailboxes,
+        "abandoned_communicators": counts.abandoned_communicators,
+        "stuck_threads": counts.stuck_threads,
+        "group_depth_repairs": pn_depth_repairs,
+    }
+
+
+def set_launch_blocking(bint on):
+    """Send every operation through its lane: CUDA_LAUNCH_BLOCKING makes each launch wait for its end."""
+    global pn_launch_blocking
+    pn_launch_blocking = on

@@ -1,0 +1,347 @@
+"""Arrays at the door: any array library's object as a pointer, a count and a type.
+
+The producer's memory is borrowed: the array itself, its buffer's memoryview or its DLPack capsule is held by the
+operation, and never renamed or copied. What the door refuses, it refuses with the shape and the cure.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_STRIDES,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from libc.stdint cimport int64_t, uint8_t
+
+from pynccl._native.abi cimport (
+    DLPACK_FLAG_BITMASK_READ_ONLY,
+    DLManagedTensor,
+    DLManagedTensorVersioned,
+    DLPackExchangeAPI,
+    DLTensor,
+    kDLBfloat,
+    kDLBool,
+    kDLComplex,
+    kDLCPU,
+    kDLCUDA,
+    kDLCUDAHost,
+    kDLCUDAManaged,
+    kDLFloat,
+    kDLFloat8_e4m3fn,
+    kDLFloat8_e5m2,
+    kDLInt,
+    kDLUInt,
+)
+
+import sys
+
+import numpy
+
+from pynccl.errors import InvalidBufferError
+from pynccl.types import DTYPES
+
+cdef object ndarray = numpy.ndarray
+cdef dict CODES = DTYPES
+cdef tuple NAMES = tuple(DTYPES)
+# Types whose results are always fresh arrays: nothing may write into them.
+cdef tuple IMMUTABLE = ("jax", "jaxlib")
+
+
+cdef str dtype_name(int code):
+    return NAMES[code] if 0 <= code < len(NAMES) else "bytes"
+
+
+cdef inline int code_of(uint8_t kind, int bits) noexcept nogil:
+    """The ncclDataType_t of a DLPack type with one lane, or -1."""
+    if kind == kDLFloat:
+        return 7 if bits == 32 else 6 if bits == 16 else 8 if bits == 64 else -1
+    if kind == kDLInt:
+        return 2 if bits == 32 else 4 if bits == 64 else 0 if bits == 8 else -1
+    if kind == kDLUInt:
+        return 1 if bits == 8 else 3 if bits == 32 else 5 if bits == 64 else -1
+    if kind == kDLBfloat:
+        return 9 if bits == 16 else -1
+    if kind == kDLFloat8_e4m3fn:
+        return 10
+    if kind == kDLFloat8_e5m2:
+        return 11
+    return -1
+
+
+cdef inline int code_of_format(const char *text, Py_ssize_t itemsize) noexcept nogil:
+    """The ncclDataType_t of a buffer protocol format with one native element, or -1."""
+    cdef char kind = text[0]
+    if kind == 0 or text[1] != 0:
+        return -1
+    if kind == c"f":
+        return 7
+    if kind == c"d":
+        return 8
+    if kind == c"e":
+        return 6
+    if kind == c"b":
+        return 0
+    if kind == c"B":
+        return 1
+    if kind == c"i" or kind == c"l" or kind == c"q":
+        return 2 if itemsize == 4 else 4
+    if kind == c"I" or kind == c"L" or kind == c"Q":
+        return 3 if itemsize == 4 else 5
+    return -1
+
+
+cdef int strided(str name, tuple shape, tuple strides, str unit) except -1:
+    """Say which axis breaks C order."""
+    expected = 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] != 1 and strides[axis] != expected:
+            break
+        expected *= shape[axis]
+    raise InvalidBufferError(
+        f"{name} must be contiguous in C order, but axis {axis} of shape {shape} has a stride of "
+        f"{strides[axis]} {unit} where {expected} is expected; pass a contiguous copy"
+    )
+
+
+cdef int from_tensor(DLTensor *tensor, view_t *view, str name) except -1:
+    cdef int64_t count = 1, expected = 1
+    cdef int axis
+    if tensor.dtype.lanes != 1 or tensor.dtype.bits % 8:
+        raise InvalidBufferError(
+            f"{name} has elements of {tensor.dtype.bits} bits in {tensor.dtype.lanes} lanes (DLPack type code "
+            f"{tensor.dtype.code}); expected one lane of whole bytes"
+        )
+    for axis in range(tensor.ndim):
+        count *= tensor.shape[axis]
+    if tensor.strides != NULL and count:
+        for axis in range(tensor.ndim - 1, -1, -1):
+            if tensor.shape[axis] != 1 and tensor.strides[axis] != expected:
+                strided(name, tuple([tensor.shape[i] for i in range(tensor.ndim)]),
+                        tuple([tensor.strides[i] for i in range(tensor.ndim)]), "elements")
+            expected *= tensor.shape[axis]
+    view.data = <char *>tensor.data + tensor.byte_offset
+    view.count = count
+    view.itemsize = tensor.dtype.bits // 8
+    view.dtype = code_of(tensor.dtype.code, tensor.dtype.bits)
+    view.device_type = tensor.device.device_type
+    view.device_id = tensor.device.device_id
+    view.ndim = tensor.ndim
+    view.first = tensor.shape[0] if tensor.ndim else 1
+    return 0
+
+
+cdef object from_buffer(object array, view_t *view, str name):
+    """The buffer protocol: NumPy's own arrays and whatever else is plain host memory."""
+    cdef Py_buffer buffer
+    cdef int64_t expected
+    cdef int axis
+    PyObject_GetBuffer(array, &buffer, PyBUF_STRIDES | PyBUF_FORMAT)
+    try:
+        expected = buffer.itemsize
+        if buffer.len:
+            for axis in range(buffer.ndim - 1, -1, -1):
+                if buffer.shape[axis] != 1 and buffer.strides[axis] != expected:
+                    strided(name, tuple([buffer.shape[i] for i in range(buffer.ndim)]),
+                            tuple([buffer.strides[i] // buffer.itemsize for i in range(buffer.ndim)]), "elements")
+                expected *= buffer.shape[axis]
+        view.data = buffer.buf
+        view.count = buffer.len // buffer.itemsize if buffer.itemsize else 0
+        view.itemsize = buffer.itemsize
+        view.dtype = code_of_format(buffer.format, buffer.itemsize) if buffer.format != NULL else 1
+        view.device_type = kDLCPU
+        view.device_id = 0
+        view.ndim = buffer.ndim
+        view.first = buffer.shape[0] if buffer.ndim else 1
+        view.readonly = buffer.readonly
+    finally:
+        PyBuffer_Release(&buffer)
+    # An ndarray keeps its memory while it lives; other exporters may move it unless an export is held.
+    return array if type(array) is ndarray else memoryview(array)
+
+
+cdef object from_ndarray(object array, view_t *view, str name):
+    """NumPy arrays of types that the buffer protocol cannot name: bfloat16 and float8 from ml_dtypes."""
+    dtype = array.dtype
+    if dtype.hasobject:
+        raise InvalidBufferError(f"{name} has dtype {dtype}, whose elements are Python objects")
+    try:
+        bare = array.view(f"V{dtype.itemsize}") if array.ndim else array.reshape(1).view(f"V{dtype.itemsize}")
+    except ValueError:
+        bare = None
+    if bare is None or not array.flags.c_contiguous:
+        strided(name, array.shape, tuple([s // dtype.itemsize for s in array.strides]), "elements")
+    from_buffer(bare, view, name)
+    view.dtype = CODES.get(dtype.name, -1)
+    view.ndim = array.ndim
+    view.first = array.shape[0] if array.ndim else 1
+    return array
+
+
+# ---- DLPack -------------------------------------------------------------------------------------------------
+
+# The exchange table of each type that has one, found once; types without one are remembered too.
+cdef dict tables = {}
+cdef void *last_type = NULL
+cdef DLPackExchangeAPI *last_table = NULL
+
+
+cdef DLPackExchangeAPI *exchange_table(type cls):
+    global last_type, last_table
+    cdef DLPackExchangeAPI *table = NULL
+    if <void *>cls == last_type:
+        return last_table
+    found = tables.get(cls)
+    if found is None:
+        try:
+            capsule = cls.__dlpack_c_exchange_api__
+        except AttributeError:
+            capsule = False
+        if capsule is not False and PyCapsule_IsValid(capsule, b"dlpack_exchange_api"):
+            table = <DLPackExchangeAPI *>PyCapsule_GetPointer(capsule, b"dlpack_exchange_api")
+            # A producer of another major version may offer an older table behind its own.
+            while table != NULL and table.header.version.major != 1:
+                table = <DLPackExchangeAPI *>table.header.prev_api
+        tables[cls] = found = capsule if table != NULL else False
+    elif found is not False:
+        table = <DLPackExchangeAPI *>PyCapsule_GetPointer(found, b"dlpack_exchange_api")
+        while table != NULL and table.header.version.major != 1:
+            table = <DLPackExchangeAPI *>table.header.prev_api
+    last_type = <void *>cls
+    last_table = table
+    return table
+
+
+cdef object from_capsule(object array, view_t *view, bint is_cuda, size_t stream, str name):
+    cdef DLManagedTensorVersioned *versioned
+    method = array.__dlpack__
+    device_type, _ = array.__dlpack_device__()
+    on_gpu = int(device_type) in (kDLCUDA, kDLCUDAManaged)
+    # Host memory has no stream; on a GPU the producer orders itself before the stream of the operation.
+    ordering = {"stream": stream} if on_gpu and is_cuda else {}
+    try:
+        capsule = method(max_version=(1, 1), **ordering)
+    except TypeError:
+        capsule = method(**ordering)
+    if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        versioned = <DLManagedTensorVersioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        if versioned.version.major != 1:
+            raise InvalidBufferError(
+                f"{name} speaks DLPack {versioned.version.major}.{versioned.version.minor}, expected 1.x"
+            )
+        view.readonly = (versioned.flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0
+        from_tensor(&versioned.dl_tensor, view, name)
+    elif PyCapsule_IsValid(capsule, b"dltensor"):
+        view.readonly = False
+        from_tensor(&(<DLManagedTensor *>PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor, view, name)
+    else:
+        raise InvalidBufferError(f"{name}: {type(array).__name__}.__dlpack__() gave no unused DLPack capsule")
+    return capsule
+
+
+cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str name):
+    """Fill `view`, and return what keeps the memory alive.
+
+    Raises:
+        InvalidBufferError: it is no array, or not contiguous, or on the wrong kind of device.
+    """
+    cdef DLPackExchangeAPI *table
+    cdef DLTensor tensor
+    cls = type(array)
+    view.fresh_result = False
+    view.readonly = False
+    if cls is ndarray:
+        try:
+            keep = from_buffer(array, view, name)
+        except (ValueError, BufferError) as error:
+            if isinstance(error, InvalidBufferError):
+                raise
+            keep = from_ndarray(array, view, name)
+    else:
+        table = exchange_table(cls)
+        if table != NULL:
+            table.dltensor_from_py_object_no_sync(<void *>array, &tensor)
+            from_tensor(&tensor, view, name)
+            keep = array
+        elif hasattr(cls, "__dlpack__"):
+            keep = from_capsule(array, view, is_cuda, stream, name)
+            module = cls.__module__.partition(".")[0]
+            view.fresh_result = module in IMMUTABLE
+            view.readonly = view.readonly or view.fresh_result
+        elif isinstance(array, ndarray):
+            keep = from_ndarray(array, view, name)
+        else:
+            try:
+                keep = from_buffer(array, view, name)
+            except TypeError:
+                raise InvalidBufferError(
+                    f"{name} must be an array with DLPack or the buffer protocol, not {cls.__name__}"
+                ) from None
+    if is_cuda:
+        if view.device_type not in (kDLCUDA, kDLCUDAManaged):
+            raise InvalidBufferError(
+                f"{name} is in host memory, but this communicator is on a CUDA device; move the array there, or "
+                f"make the communicator with device=\"cpu\""
+            )
+    elif view.device_type not in (kDLCPU, kDLCUDAHost):
+        raise InvalidBufferError(
+            f"{name} is on a device (DLPack device type {view.device_type}), but this communicator is on the host "
+            f"engine; use a host array, or make the communicator with device=\"cuda:...\""
+        )
+    return keep
+
+
+cdef bint producer_stream(object array, int device, size_t *handle) except? False:
+    """The current work stream of the array's library; False if that is not known.
+
+    By __dlpack__ the producer orders itself; the C exchange API leaves it to us. NULL is the legacy default stream.
+    """
+    cdef DLPackExchangeAPI *table = exchange_table(type(array))
+    cdef void *stream = NULL
+    if table != NULL and table.current_work_stream != NULL:
+        table.current_work_stream(kDLCUDA, device, &stream)
+        handle[0] = <size_t>stream if stream != NULL else 1
+        return True
+    return False
+
+
+# ---- results -------------------------------------------------------------------------------------------------
+
+cdef object fresh_like(object array, tuple shape):
+    """An uninitialised array of the caller's own library, dtype and device.
+
+    For libraries with immutable arrays a NumPy array that as_native turns into one of theirs when it is full.
+    """
+    cls = type(array)
+    if cls is ndarray:
+        return numpy.empty(shape, array.dtype)
+    module = cls.__module__.partition(".")[0]
+    if module == "torch":
+        return array.new_empty(shape)
+    if module in IMMUTABLE:
+        # XLA takes host memory without a copy where it is aligned to 64 bytes.
+        dtype = numpy.dtype(array.dtype)
+        nbytes = dtype.itemsize
+        for length in shape:
+            nbytes *= length
+        raw = numpy.empty(nbytes + 64, numpy.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start:start + nbytes].view(dtype).reshape(shape)
+    if hasattr(cls, "__array_namespace__"):
+        namespace = array.__array_namespace__()
+        return namespace.empty(shape, dtype=array.dtype, device=array.device)
+    if isinstance(array, ndarray):
+        return numpy.empty(shape, array.dtype)
+    source = memoryview(array) if not hasattr(array, "dtype") else None
+    if source is not None and source.format:
+        return numpy.empty(shape, numpy.dtype(source.format))
+    if module == "cupy":
+        return sys.modules["cupy"].empty(shape, array.dtype)
+    raise InvalidBufferError(f"cannot make a result array of type {cls.__name__}; pass out=")
+
+
+cdef object as_native(object array, object result):
+    """The result in the caller's own type."""
+    module = type(array).__module__.partition(".")[0]
+    if module in IMMUTABLE:
+        return sys.modules["jax"].dlpack.from_dlpack(result)
+    return result

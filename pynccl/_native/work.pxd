@@ -1,0 +1,27 @@
+from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
+from pynccl._native.handles cimport CommHandle
+
+cdef class Reactor:
+    cdef pn_mailbox_t *box
+    cdef object loop        # a weak reference
+    cdef object __weakref__
+    cdef int drain_box(self) except -1
+
+cdef class Work:
+    cdef pn_op_t c
+    cdef CommHandle comm
+    cdef object keep        # what owns the buffers until the device is done with them
+    cdef object source      # the caller's input array, for the type of the result
+    cdef object result_array
+    cdef object error       # the exception, once it has been asked for
+    cdef object group       # the group that records it and has not issued it yet
+    cdef list waits         # pairs of (Reactor, futures)
+    cdef bint converted
+    cdef object __weakref__
+    cdef bint poll(self) noexcept
+    cdef object outcome(self)
+    cdef object failure(self)
+    cdef int submitted(self) except -1
+
+cdef int drain_done() except -1
+cdef Work control_work(CommHandle comm, int kind, object timeout)

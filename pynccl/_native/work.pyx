@@ -1,0 +1,554 @@
+"""Work: what a call returns, and how an event loop learns that it has ended.
+
+1. A Work owns its native operation. From the submission until the operation comes out of the done list the engine
+   room holds a reference to it, and it holds its arrays: nobody needs to keep a Work for its buffers to live.
+2. Awaiting asks the device first, and makes an asyncio future only if it has to suspend; the loop has one eventfd
+   for everything. Cancelling an await drops that future and nothing else.
+3. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and by the reaper thread
+   for what nobody else has drained within 10 ms.
+4. The outcome is fixed natively, once; an exception is built when somebody asks for it.
+"""
+
+cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free
+
+from pynccl._native.abi cimport (
+    CUDA_SUCCESS,
+    PN_FROM_ABORT,
+    PN_FROM_CLOSED,
+    PN_FROM_COMM,
+    PN_FROM_CUDA,
+    PN_FROM_DEADLINE,
+    PN_FROM_NCCL,
+    PN_INIT,
+    PN_NO_DEADLINE,
+    PN_OK,
+    CUresult,
+    CUstream,
+    pn_done_some,
+    pn_done_take,
+    pn_forked,
+    pn_mailbox_free,
+    pn_mailbox_new,
+    pn_mailbox_take,
+    pn_now_ns,
+    pn_op_block,
+    pn_op_finished,
+    pn_op_order,
+    pn_op_poll,
+    pn_op_spin,
+    pn_op_t,
+    pn_op_wait,
+    pn_reaper_stop,
+    pn_reaper_wait,
+    pn_wait_t,
+)
+from pynccl._native.engine cimport cuda_exception, nccl_exception
+from pynccl._native.handles cimport CommHandle
+from pynccl._native.view cimport as_native, dtype_name
+
+import atexit
+import threading
+import weakref
+from asyncio import Future, _get_running_loop
+
+from pynccl import errors
+from pynccl._native.handles import kind_name, timeout_to_ns
+
+cdef extern from "Python.h":
+    int PYGEN_RETURN, PYGEN_NEXT
+    ctypedef void *sendfunc
+    ctypedef struct PyAsyncMethods:
+        sendfunc am_send
+    ctypedef struct TypeObject "PyTypeObject":
+        PyAsyncMethods *tp_as_async
+    void PyType_Modified(PyObject *)
+    int PyErr_CheckSignals() except -1
+
+cdef extern from *:
+    """
+    /* Awaits of finished work on this thread since it last went through its loop, and since when. */
+    static _Thread_local int pn_burst_count;
+    static _Thread_local int64_t pn_burst_start;
+    """
+    int pn_burst_count
+    int64_t pn_burst_start
+
+cdef enum:
+    BURST_AWAITS = 128
+    BURST_NS = 500000
+
+cdef object new_future = Future
+cdef object running_loop = _get_running_loop
+
+
+# ---- draining -----------------------------------------------------------------------------------------------
+
+cdef int drain_done() except -1:
+    """Let go of everything that the device is done with."""
+    cdef pn_op_t *op = pn_done_take()
+    cdef pn_op_t *following
+    cdef Work work
+    while op != NULL:
+        following = op.next_done
+        work = <Work>op.owner
+        work.keep = None
+        Py_DECREF(work)
+        op = following
+    return 0
+
+
+def _reap():
+    """The reaper thread: drains what no issue, poll or loop has come for."""
+    while True:
+        with nogil:
+            again = pn_reaper_wait()
+        if not again:
+            return
+        drain_done()
+        sweep()
+
+
+cdef object reaper = None
+cdef object starting = threading.Lock()
+
+
+def start_reaper():
+    """Start the reaper thread, with the first communicator of the process."""
+    global reaper
+    with starting:
+        if reaper is None:
+            reaper = threading.Thread(target=_reap, name="pynccl-reaper", daemon=True)
+            reaper.start()
+            atexit.register(stop_reaper)
+
+
+def stop_reaper():
+    """Stop the reaper; at exit, so that no thread runs Python while the interpreter goes."""
+    with nogil:
+        pn_reaper_stop()
+
+
+# ---- loops ----------------------------------------------------------------------------------------------------
+
+cdef dict reactors = {}
+
+
+cdef class Reactor:
+    """One event loop's side: an eventfd in its selector, and the mailbox behind it."""
+
+    def __cinit__(self, loop):
+        self.box = pn_mailbox_new()
+        if self.box == NULL:
+            raise OSError("no eventfd could be made for the event loop")
+        self.loop = weakref.ref(loop)
+
+    def __dealloc__(self):
+        # Every wait's token holds a reference to its reactor, so none is left here.
+        if self.box != NULL and not pn_forked:
+            pn_mailbox_free(self.box)
+
+    cdef int drain_box(self) except -1:
+        cdef pn_wait_t *wait
+        cdef pn_wait_t *following
+        with nogil:
+            wait = pn_mailbox_take(self.box)
+        loop = self.loop()
+        closed = loop is None or loop.is_closed()
+        while wait != NULL:
+            following = wait.next
+            _, work, futures = <tuple>wait.token
+            Py_DECREF(<tuple>wait.token)
+            PyMem_Free(wait)
+            wait = following
+            if closed:
+                continue
+            for future in <list>futures:
+                if type(future) is tuple:
+                    settle((<tuple>future)[0], <Work>work)
+                elif not future.done():
+                    future.set_result(None)
+        return 0
+
+    def on_readable(self):
+        """Called by the loop: deliver everything that has ended since the last time."""
+        went_through_loop()
+        self.drain_box()
+        if pn_done_some():
+            drain_done()
+
+
+cdef int settle(object future, Work work) except -1:
+    if future.done():
+        return 0
+    error = work.failure()
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(work.outcome())
+    return 0
+
+
+cdef void went_through_loop() noexcept:
+    global pn_burst_count, pn_burst_start
+    pn_burst_count = 0
+    pn_burst_start = 0
+
+
+def sweep():
+    """Forget the loops that were closed, and what was still addressed to them."""
+    for key, reactor in list(reactors.items()):
+        loop = (<Reactor>reactor).loop()
+        if loop is None or loop.is_closed():
+            (<Reactor>reactor).drain_box()
+            reactors.pop(key, None)
+
+
+cdef Reactor reactor_of(object loop):
+    found = reactors.get(id(loop))
+    if found is not None and (<Reactor>found).loop() is loop:
+        return found
+    sweep()
+    made = Reactor(loop)
+    loop.add_reader((<Reactor>made).box.fd, made.on_readable)
+    reactors[id(loop)] = made
+    return made
+
+
+# ---- the awaitable ----------------------------------------------------------------------------------------------
+
+@cython.freelist(256)
+cdef class Work:
+    """An operation that has been called: its place in its communicator's order is fixed.
+
+    Awaitable any number of times, by several tasks and from several loops; cancelling an await ends that wait
+    only. Awaiting returns the result when the device is done and the host may read it, or raises what went wrong.
+    """
+
+    def __init__(self):
+        raise TypeError("a Work is made by calling an operation of a communicator")
+
+    def __dealloc__(self):
+        if self.c.detail != NULL:
+            free(self.c.detail)
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef PyObject *result = NULL
+        cdef int sent = work_send(<PyObject *>self, NULL, &result)
+        value = <object>result
+        Py_DECREF(value)
+        if sent == PYGEN_RETURN:
+            raise StopIteration(value)
+        return value
+
+    cdef bint poll(self) noexcept:
+        """Whether it has ended; asks the device unless that is known."""
+        if self.c.owner == NULL:
+            return False
+        if not pn_op_finished(&self.c):
+            with nogil:
+                pn_op_poll(&self.c)
+        if not pn_op_finished(&self.c):
+            return False
+        if pn_done_some():
+            drain_done()
+        return True
+
+    cdef int submitted(self) except -1:
+        if self.c.owner == NULL:
+            if self.group is None:
+                raise errors.UsageError(
+                    f"{self.what()} was never issued: the group that recorded it ended with an exception"
+                )
+            raise errors.UsageError(
+                f"{self.what()} is recorded in a group that is still open: nothing of it is issued before the "
+                "group ends, so waiting for it inside the group would never end"
+            )
+        return 0
+
+    cdef object outcome(self):
+        """The result of an operation that has ended well."""
+        if self.converted and self.result_array is not None:
+            self.result_array = as_native(self.source, self.result_array)
+            self.converted = False
+        return self.result_array
+
+    cdef object failure(self):
+        """The exception of an operation that has ended, or None."""
+        cdef int source = self.c.outcome.source
+        if source == PN_OK:
+            return None
+        if self.error is None:
+            self.error = self.make_error(source)
+        return self.error
+
+    def what(self):
+        """The operation in words, as messages name it."""
+        name = kind_name(self.c.kind)
+        parts = []
+        if self.c.seq:
+            parts.append(f"operation {self.c.seq}")
+        if self.c.kind < PN_INIT and self.c.nbytes:
+            parts.append(f"{self.c.nbytes} bytes of {dtype_name(self.c.datatype)}")
+        parts.append(f"rank {self.comm.c.rank} of {self.comm.c.size}")
+        return f"{name} ({', '.join(parts)})"
+
+    def make_error(self, int source):
+        """Build the exception for an outcome."""
+        what = self.what()
+        function = self.c.outcome.function.decode() if self.c.outcome.function != NULL else ""
+        detail = self.c.detail.decode(errors="replace") if self.c.detail != NULL else ""
+        if source == PN_FROM_NCCL:
+            return nccl_exception(self.c.outcome.code, function, what, detail)
+        if source == PN_FROM_CUDA:
+            return cuda_exception(self.comm.engine, self.c.outcome.code, function, what)
+        elapsed = (self.c.ended_ns - self.c.issued_ns) / 1e9
+        if source == PN_FROM_DEADLINE:
+            return errors.DeadlineError(
+                f"{what} did not end within {elapsed:.3f} s",
+                operation=kind_name(self.c.kind), seq=self.c.seq, nbytes=self.c.nbytes,
+                dtype=dtype_name(self.c.datatype) if self.c.kind < PN_INIT else "", elapsed=elapsed,
+            )
+        if source == PN_FROM_ABORT:
+            return errors.AbortedError(f"{what} could not be ended cleanly: its handle was abandoned")
+        if source == PN_FROM_CLOSED:
+            return errors.UsageError(f"{what} was not issued: the communicator is {self.comm.state}")
+        cause = self.comm.failure_exception()
+        if isinstance(cause, errors.AbortedError):
+            return errors.AbortedError(f"{what} was aborted on this side after {elapsed:.3f} s")
+        error = type(cause)(f"{what} ended with its communicator: {cause}")
+        error.__cause__ = cause
+        error.function = cause.function
+        error.result = cause.result
+        return error
+
+    # ---- for those who do not await
+
+    def done(self):
+        """Whether the operation has ended, with or without an error; asks the device."""
+        return self.poll()
+
+    def exception(self):
+        """The exception with which it ended, or None.
+
+        Raises:
+            UsageError: it has not ended.
+        """
+        if not self.poll():
+            raise errors.UsageError(f"{self.what()} has not ended")
+        return self.failure()
+
+    def result(self):
+        """The result, as awaiting gives it.
+
+        Raises:
+            UsageError: it has not ended. Otherwise what awaiting raises.
+        """
+        if not self.poll():
+            raise errors.UsageError(f"{self.what()} has not ended")
+        error = self.failure()
+        if error is not None:
+            raise error
+        return self.outcome()
+
+    def wait(self, timeout=None):
+        """Block this thread until the operation has ended, and return its result; for code without a loop.
+
+        Args:
+            timeout: seconds; None leaves it to the operation's own deadline.
+
+        Raises:
+            UsageError: this thread runs an event loop, which would stand still.
+            TimeoutError: the time-out passed; the operation goes on.
+        """
+        if running_loop() is not None:
+            raise errors.UsageError("wait() would block the event loop that runs on this thread; await instead")
+        self.submitted()
+        cdef int64_t end = PN_NO_DEADLINE
+        cdef int64_t until
+        if timeout is not None:
+            end = min(pn_now_ns() + timeout_to_ns(timeout), PN_NO_DEADLINE)
+        while not self.poll():
+            until = min(end, pn_now_ns() + 100000000)
+            with nogil:
+                pn_op_block(&self.c, until)
+            PyErr_CheckSignals()
+            if not pn_op_finished(&self.c) and pn_now_ns() >= end:
+                raise TimeoutError(f"{self.what()} has not ended within {timeout} s")
+        return self.result()
+
+    def order(self, stream):
+        """Make a stream wait for this operation, with no host wait: what is put on it later sees the result.
+
+        Args:
+            stream: an object with ``__cuda_stream__``, or a raw handle as an int.
+        """
+        self.submitted()
+        cdef size_t handle = stream_handle(stream)
+        cdef CUresult result
+        with nogil:
+            result = pn_op_order(&self.c, <CUstream>handle)
+        if result != CUDA_SUCCESS:
+            raise cuda_exception(self.comm.engine, result, "cuStreamWaitEvent", self.what())
+
+    def future(self):
+        """A fresh asyncio.Future of the running loop that gets this operation's result or exception."""
+        loop = running_loop()
+        if loop is None:
+            raise errors.UsageError("future() needs a running event loop")
+        self.submitted()
+        future = new_future(loop=loop)
+        if self.poll() or not add_wait(self, reactor_of(loop), (future,)):
+            settle(future, self)
+        return future
+
+    @property
+    def out(self):
+        """The result array: valid at once in stream order, for the host when awaited."""
+        return self.result_array
+
+    @property
+    def seq(self):
+        """The operation's number in its communicator, from 1."""
+        return self.c.seq
+
+    @property
+    def nbytes(self):
+        """The payload in bytes, as NCCL counts it: this rank's send side, or its receive side where it only receives."""
+        return self.c.nbytes
+
+    def __repr__(self):
+        state = "recorded" if self.c.owner == NULL else "done" if pn_op_finished(&self.c) else "pending"
+        return f"<Work {self.what()} {state}>"
+
+
+def stream_handle(stream):
+    """The CUstream of a foreign stream object, as an int.
+
+    Raises:
+        UsageError: it is no stream.
+    """
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise errors.UsageError(f"__cuda_stream__ of version {version} is not known, expected 0")
+        return int(handle)
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if handle is not None:
+            return int(handle)
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    raise errors.UsageError(
+        f"a stream is None, \"current\", a handle or an object with __cuda_stream__, not {type(stream).__name__}"
+    )
+
+
+cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
+    """Have the loop wake `future` at the end; False if the operation has ended."""
+    cdef pn_wait_t *wait
+    if work.waits is not None:
+        for known, futures in work.waits:
+            if known is reactor:
+                # The list is emptied of those that were cancelled, so that a loop of time-outs does not fill it.
+                (<list>futures)[:] = [f for f in futures if type(f) is tuple or not f.done()]
+                (<list>futures).append(future)
+                return not pn_op_finished(&work.c)
+    else:
+        work.waits = []
+    futures = [future]
+    token = (reactor, work, futures)
+    wait = <pn_wait_t *>PyMem_Malloc(sizeof(pn_wait_t))
+    if wait == NULL:
+        raise MemoryError
+    wait.box = reactor.box
+    wait.token = <void *>token
+    Py_INCREF(token)
+    with nogil:
+        pending = pn_op_wait(&work.c, wait)
+    if not pending:
+        Py_DECREF(token)
+        PyMem_Free(wait)
+        return False
+    work.waits.append((reactor, futures))
+    return True
+
+
+cdef bint overdue() noexcept:
+    """Whether this thread has awaited finished work for so long that its loop should have a turn."""
+    global pn_burst_count, pn_burst_start
+    cdef int64_t now = pn_now_ns()
+    if pn_burst_count == 0:
+        pn_burst_start = now
+    pn_burst_count += 1
+    if pn_burst_count >= BURST_AWAITS or now - pn_burst_start >= BURST_NS:
+        pn_burst_count = 0
+        return True
+    return False
+
+
+cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except -1:
+    """am_send: finish, or suspend on a future."""
+    cdef Work work = <Work>self
+    result[0] = NULL
+    if work.c.owner == NULL:
+        work.submitted()
+    if not work.poll():
+        if work.comm.spin_ns:
+            with nogil:
+                pn_op_spin(&work.c, work.comm.spin_ns)
+        if not work.poll():
+            loop = running_loop()
+            if loop is None:
+                raise RuntimeError("awaiting a Work needs a running asyncio event loop")
+            future = new_future(loop=loop)
+            if add_wait(work, reactor_of(loop), future):
+                went_through_loop()
+                future._asyncio_future_blocking = True
+                Py_INCREF(future)
+                result[0] = <PyObject *>future
+                return PYGEN_NEXT
+            work.poll()
+    elif overdue():
+        Py_INCREF(None)
+        result[0] = <PyObject *>None
+        return PYGEN_NEXT
+    error = work.failure()
+    if error is not None:
+        raise error
+    value = work.outcome()
+    Py_INCREF(value)
+    result[0] = <PyObject *>value
+    return PYGEN_RETURN
+
+
+(<TypeObject *>Work).tp_as_async.am_send = <sendfunc><void *>work_send
+PyType_Modified(<PyObject *>Work)
+
+
+# ---- control operations ---------------------------------------------------------------------------------------
+
+cdef Work control_work(CommHandle comm, int kind, object timeout):
+    """A Work for a management call; it is finished natively like any other."""
+    cdef Work work = Work.__new__(Work)
+    work.comm = comm
+    work.c.comm = comm.c
+    work.c.kind = kind
+    work.c.issued_ns = pn_now_ns()
+    work.c.deadline_ns = PN_NO_DEADLINE
+    if timeout is not None:
+        work.c.deadline_ns = min(work.c.issued_ns + timeout_to_ns(timeout), PN_NO_DEADLINE)
+    work.c.owner = <void *>work
+    Py_INCREF(work)
+    return work

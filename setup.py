@@ -1,0 +1,91 @@
+"""The compiled parts: what pyproject.toml cannot say.
+
+Three shared objects without Python (the engine room and two engines), and the extensions that are linked to the
+engine room, so that its static state exists once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).parent
+# Floating-point results are part of the engine's contract: no contraction, whatever CFLAGS say.
+C_FLAGS = ["-std=gnu11", "-O3", "-g", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+
+
+def c_sources(room: str) -> list[str]:
+    return sorted(str(path.relative_to(HERE)) for path in (HERE / "src" / room).glob("*.c"))
+
+
+def headers() -> list[str]:
+    return sorted(str(path.relative_to(HERE)) for path in (HERE / "src").rglob("*.h"))
+
+
+class SharedObject(Extension):
+    """A plain shared object in the package: ``name`` is its file's path without the ending."""
+
+    def __init__(self, name: str, room: str, flags: list[str]) -> None:
+        super().__init__(
+            name,
+            c_sources(room),
+            depends=headers(),
+            extra_compile_args=C_FLAGS + flags,
+            extra_link_args=["-Wl,--no-undefined", "-Wl,-z,defs", "-lpthread", "-ldl", "-lm"],
+        )
+
+
+class BuildExt(build_ext):
+    def get_ext_filename(self, fullname: str) -> str:
+        last = fullname.rpartition(".")[2]
+        for extension in self.extensions:
+            if isinstance(extension, SharedObject) and extension.name.rpartition(".")[2] == last:
+                return str(Path(*fullname.split("."))) + ".so"
+        return super().get_ext_filename(fullname)
+
+    def build_extension(self, extension: Extension) -> None:
+        if not isinstance(extension, SharedObject):
+            # The engine room lies beside the extensions, in a wheel and in place alike.
+            room = Path(self.get_ext_fullpath(extension.name)).parent
+            extension.library_dirs.append(os.fspath(room))
+        super().build_extension(extension)
+
+
+def cython_extensions() -> list[Extension]:
+    extensions = [
+        Extension(
+            f"pynccl._native.{path.stem}",
+            [str(path.relative_to(HERE))],
+            include_dirs=["src"],
+            libraries=["pynccl_bind"],
+            depends=headers(),
+            extra_compile_args=["-std=gnu11", "-O3", "-g"],
+            extra_link_args=["-Wl,-rpath,$ORIGIN"],
+        )
+        for path in sorted((HERE / "pynccl" / "_native").glob("*.pyx"))
+    ]
+    directives = {
+        "language_level": 3,
+        "boundscheck": False,
+        "wraparound": False,
+        "initializedcheck": False,
+        "cdivision": True,
+        "embedsignature": True,
+        "embedsignature.format": "python",
+    }
+    return cythonize(extensions, compiler_directives=directives, build_dir="build/cython")
+
+
+setup(
+    ext_modules=[
+        SharedObject("pynccl._native.libpynccl_bind", "bind", ["-fvisibility=default"]),
+        SharedObject("pynccl._native.libpynccl_host", "host", []),
+        SharedObject("pynccl._native.libpynccl_noop", "noop", []),
+        *cython_extensions(),
+    ],
+    cmdclass={"build_ext": BuildExt},
+)
