@@ -1,7 +1,8 @@
-"""The host engine as a C library: ctypes prototypes made from src/abi/symbols.h, and a few words for tests.
+"""The host engine as a C library, for tests: ctypes prototypes made from src/abi/symbols.h.
 
-A call through :class:`Engine` releases the GIL (``hold_gil=True`` keeps it, to show what that does to a driver
-whose host functions want it). Handles and pointers are plain integers, out-parameters are ctypes objects.
+A call through :class:`Engine` releases the GIL; ``hold_gil=True`` keeps it, to show what that
+does to a driver whose host functions want it. Handles and pointers are plain integers,
+out-parameters are ctypes objects.
 """
 
 from __future__ import annotations
@@ -67,22 +68,22 @@ class Call(ctypes.Structure):
     )
 
 
+LIVE = (
+    "streams",
+    "events",
+    "communicators",
+    "segments",
+    "threads",
+    "allocations",
+    "work_items",
+    "groups_open",
+)
+
+
 class Live(ctypes.Structure):
     """host_live_t: how many objects of each kind are alive."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "streams",
-            "events",
-            "communicators",
-            "segments",
-            "threads",
-            "allocations",
-            "work_items",
-            "groups_open",
-        )
-    )
+    _fields_ = tuple((name, ctypes.c_int64) for name in LIVE)
 
 
 class DriverError(RuntimeError):
@@ -105,20 +106,26 @@ _BY_VALUE: dict[str, Any] = {
     "CUhostFn": HostFunction,
     "ncclUniqueId": UniqueId,
 }
-_HANDLES = {"CUcontext", "CUstream", "CUevent", "CUgraph", "CUgraphExec", "cudaStream_t"} | {
+_HANDLES = (
+    "CUcontext",
+    "CUstream",
+    "CUevent",
+    "CUgraph",
+    "CUgraphExec",
+    "cudaStream_t",
     "ncclComm_t",
     "ncclWindow_t",
     "ncclParamHandle_t",
-}
+)
+_SYMBOL = re.compile(r"^\s*X\((?:REQUIRED|OPTIONAL), \w+\(\d+, \d+\), (.+?), (\w+), \((.*)\)\)")
 
 
 def _ctype(declaration: str) -> Any:
-    """The ctypes type of one C parameter or result; an enumeration is an int."""
+    """Find the ctypes type of one C parameter, or of a result; an enumeration is an int."""
     if "*" in declaration:
         return ctypes.c_void_p
     words = declaration.replace("const ", "").split()
-    for length in (len(words), len(words) - 1):  # a result has no name, a parameter has one
-        name = " ".join(words[:length])
+    for name in (" ".join(words), " ".join(words[:-1])):  # a parameter ends in its name
         if name in _BY_VALUE:
             return _BY_VALUE[name]
         if name in _HANDLES:
@@ -127,14 +134,14 @@ def _ctype(declaration: str) -> Any:
 
 
 def prototypes() -> dict[str, tuple[Any, list[Any]]]:
-    """Result and argument types of every function in symbols.h, by name."""
-    line = re.compile(r"^\s*X\((?:REQUIRED|OPTIONAL), \w+\(\d+, \d+\), (.+?), (\w+), \((.*)\)\)")
+    """Read the result and argument types of every function in symbols.h."""
     found = {}
-    for text in SYMBOLS.read_text(encoding="ascii").splitlines():
-        if match := line.match(text):
+    for line in SYMBOLS.read_text(encoding="ascii").splitlines():
+        if match := _SYMBOL.match(line):
             result, name, parameters = match.groups()
-            kinds = [] if parameters == "void" else [_ctype(p) for p in parameters.split(", ")]
-            found[name] = (ctypes.c_char_p if "char *" in result else _ctype(result), kinds)
+            takes = [_ctype(p) for p in parameters.split(", ") if p != "void"]
+            gives = ctypes.c_char_p if "char *" in result else _ctype(result)
+            found[name] = (gives, takes)
     return found
 
 
@@ -151,10 +158,11 @@ def library_path() -> Path:
 
 
 class Engine:
-    """The library; each function of symbols.h is an attribute that returns its plain result code."""
+    """The library: each function of symbols.h is an attribute that returns its result code."""
 
-    def __init__(self, *, hold_gil: bool = False) -> None:
-        self.library = (ctypes.PyDLL if hold_gil else ctypes.CDLL)(str(library_path()))
+    def __init__(self, path: Path | None = None, *, hold_gil: bool = False) -> None:
+        kind = ctypes.PyDLL if hold_gil else ctypes.CDLL
+        self.library = kind(str(path or library_path()))
         self._prototypes = prototypes()
         self.library.pn_host_set.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
         self.library.pn_host_journal_start.argtypes = (ctypes.c_size_t,)
@@ -172,7 +180,7 @@ class Engine:
         return function
 
     def error_name(self, code: int) -> str:
-        """The driver's name of a CUresult."""
+        """Return the driver's name of a CUresult."""
         text = ctypes.c_char_p()
         self.cuGetErrorName(code, ctypes.byref(text))
         return (text.value or b"?").decode()
@@ -183,7 +191,7 @@ class Engine:
             raise DriverError(name, code, self.error_name(code))
 
     def made(self, name: str, *arguments: Any, kind: Any = ctypes.c_void_p) -> int:
-        """Call a CUDA function whose first argument is an out-parameter, and return what it wrote."""
+        """Call a CUDA function and return what it wrote to its first, its out-parameter."""
         out = kind()
         self.must(name, ctypes.byref(out), *arguments)
         return int(out.value or 0)
@@ -195,10 +203,10 @@ class Engine:
             raise ValueError(message)
 
     def live(self) -> dict[str, int]:
-        """Counts of live objects by kind."""
+        """Count the live objects of each kind."""
         live = Live()
         self.library.pn_host_live(ctypes.byref(live))
-        return {name: getattr(live, name) for name, _ in Live._fields_}
+        return {name: getattr(live, name) for name in LIVE}
 
     @contextmanager
     def journal(self, capacity: int = 1 << 16) -> Iterator[list[Call]]:
@@ -213,13 +221,13 @@ class Engine:
             calls.extend(room[: self.library.pn_host_journal_read(room, capacity)])
 
     def stream(self, flags: int = NON_BLOCKING) -> int:
-        """A new stream of the current context."""
+        """Make a new stream of the current context."""
         return self.made("cuStreamCreateWithPriority", flags, 0)
 
     def event(self, flags: int = DISABLE_TIMING) -> int:
-        """A new event of the current context."""
+        """Make a new event of the current context."""
         return self.made("cuEventCreate", flags)
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory of the current context."""
+        """Allocate device memory of the current context."""
         return self.made("cuMemAlloc_v2", nbytes, kind=ctypes.c_ulonglong)
