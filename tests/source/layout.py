@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl._native.ops",),
     ("pynccl._native.lifecycle",),
     ("pynccl._native",),
-    ("pynccl._flight",),
+    ("pynccl._engines", "pynccl._flight"),
     ("pynccl._work",),
     ("pynccl._reactor",),
     ("pynccl._communicator", "pynccl._group", "pynccl._stream"),
