@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-enum { NAP_NS_MIN = 100 * 1000, NAP_NS_MAX = 1000 * 1000, LINGER_NS = 20 * 1000 * 1000 };
+enum { NAP_NS_MIN = 100 * 1000, NAP_NS_MAX = 1000 * 1000, LINGER_NS = 10 * 1000 * 1000 };
 enum { TIMER_SLACK_NS = 1000 }; /* the default of 50 us would be most of a short nap */
 
 /* ---- threads -------------------------------------------------------------------------------------- */
@@ -149,7 +149,7 @@ static bool is_neglected(CUstream stream) {
 }
 
 typedef struct {
-    bool pending, handed_over;
+    bool pending, news; /* news: work that was not there the last time, or was handed over now */
 } round_t;
 
 static round_t go_round(bool hand_over) {
@@ -157,8 +157,9 @@ static round_t go_round(bool hand_over) {
     for (uint32_t i = 0; i < host_streams_used(); i++) {
         CUstream stream = host_stream_slot(i);
         bool unattended = is_unattended(stream);
+        round.news |= unattended && !stream->seen_pending;
         if (unattended && hand_over && is_neglected(stream) && host_worker_call(stream) == CUDA_SUCCESS)
-            round.handed_over = true;
+            round.news = true;
         else
             round.pending |= unattended;
         stream->seen_pending = unattended;
@@ -172,8 +173,11 @@ static void *janitor(void *unused) {
     for (;;) {
         host_nap_ns(nap);
         round_t round = go_round(true);
-        nap = round.handed_over ? NAP_NS_MIN : nap + nap / 4 < NAP_NS_MAX ? nap + nap / 4 : NAP_NS_MAX;
-        if (round.pending || round.handed_over) {
+        if (round.news || !round.pending)
+            nap = NAP_NS_MIN;
+        else if (nap < NAP_NS_MAX)
+            nap += nap / 4; /* what is pending is polled: nobody needs this thread */
+        if (round.pending || round.news) {
             idle_since = 0;
             continue;
         }
@@ -189,7 +193,6 @@ static void *janitor(void *unused) {
         if (!go_round(false).pending)
             host_bell_wait(&janitor_bell, seen, -1);
         atomic_store(&janitor_state, JANITOR_AWAKE);
-        nap = NAP_NS_MIN;
         idle_since = 0;
     }
     return NULL;
@@ -201,8 +204,9 @@ void host_janitor_notice(void) {
         return;
     pthread_mutex_lock(&janitor_lock);
     if (atomic_load(&janitor_state) == JANITOR_ABSENT) {
-        if (host_thread_start(janitor, NULL, "pynccl-janitor") == CUDA_SUCCESS)
-            atomic_store(&janitor_state, JANITOR_AWAKE);
+        atomic_store(&janitor_state, JANITOR_AWAKE); /* first: from then on the state is the janitor's own */
+        if (host_thread_start(janitor, NULL, "pynccl-janitor") != CUDA_SUCCESS)
+            atomic_store(&janitor_state, JANITOR_ABSENT);
     }
     pthread_mutex_unlock(&janitor_lock);
     host_bell_ring(&janitor_bell);
