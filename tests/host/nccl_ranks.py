@@ -1,8 +1,8 @@
-"""Ranks of the host engine for tests by ctypes: threads of this process, or processes of their own.
+"""Ranks of the host engine for tests by ctypes: threads of this process, or processes.
 
-A body is a function at the top level of a test module. It receives a :class:`Rank` and the arguments of
-the call, and returns something that JSON can carry. A process is a fresh interpreter, so that its settings
-are its own; a thread shares those of the test.
+A body is a function at the top level of a test module. It receives a :class:`Rank` and the
+arguments of the call, and returns something that JSON can carry. A process is a fresh
+interpreter, so that its settings are its own; a thread shares those of the test.
 """
 
 from __future__ import annotations
@@ -29,8 +29,51 @@ HERE = Path(__file__).parent
 LIMIT_S = 50.0
 
 
+#: ncclConfig_t: where the members that tests set lie, in a struct of 120 bytes.
+CONFIG_BYTES, CONFIG_MAGIC, CONFIG_VERSION = 120, 0xCAFEBEEF, 23203
+CONFIG_INTEGERS = {
+    "magic": 8,
+    "version": 12,
+    "blocking": 16,
+    "cgaClusterSize": 20,
+    "minCTAs": 24,
+    "maxCTAs": 28,
+    "splitShare": 40,
+    "trafficClass": 44,
+    "collnetEnable": 56,
+    "CTAPolicy": 60,
+    "shrinkShare": 64,
+    "nvlsCTAs": 68,
+    "nChannelsPerNetPeer": 72,
+    "nvlinkCentricSched": 76,
+    "graphUsageMode": 80,
+    "numRmaCtx": 84,
+    "maxP2pPeers": 88,
+    "graphStreamOrdering": 92,
+    "launchOrderImplicit": 96,
+    "numRmaSig": 100,
+    "rmaEagerInit": 104,
+    "hostCftMode": 108,
+    "nvlsHostMode": 112,
+}
+
+
+def config(size: int = CONFIG_BYTES, **members: int) -> ctypes.Array[ctypes.c_char]:
+    """An ncclConfig_t with these members set and all others unset; `size` as it is told."""
+    raw = bytearray(CONFIG_BYTES)
+    raw[0:8] = size.to_bytes(8, sys.byteorder)
+    unset = (1 << 31).to_bytes(4, sys.byteorder)
+    values = {"magic": CONFIG_MAGIC, "version": CONFIG_VERSION, **members}
+    for name, offset in CONFIG_INTEGERS.items():
+        value = values.get(name)
+        raw[offset : offset + 4] = (
+            unset if value is None else (value & 0xFFFFFFFF).to_bytes(4, sys.byteorder)
+        )
+    return ctypes.create_string_buffer(bytes(raw), CONFIG_BYTES)
+
+
 class NcclError(RuntimeError):
-    """A function did not answer ncclSuccess; ``code`` is its ncclResult_t, ``text`` the last error."""
+    """A function did not answer ncclSuccess but ``code``; ``text`` is the last error."""
 
     def __init__(self, function: str, code: int, text: str) -> None:
         super().__init__(f"{function}: {code}: {text}")
@@ -92,6 +135,24 @@ class Rank:
         """Make the communicator."""
         self.must("ncclCommInitRank", ctypes.byref(self.comm), self.ranks, unique, self.rank)
 
+    def configure(self, unique: hostlib.UniqueId, **members: int) -> None:
+        """Make the communicator with a configuration."""
+        given = config(**members)
+        self.must(
+            "ncclCommInitRankConfig",
+            ctypes.byref(self.comm),
+            self.ranks,
+            unique,
+            self.rank,
+            given,
+        )
+
+    def split(self, color: int, key: int = 0) -> ctypes.c_void_p:
+        """The child of this colour, NULL for colour -1; it has the parent's configuration."""
+        child = ctypes.c_void_p()
+        self.must("ncclCommSplit", self.comm, color, key, ctypes.byref(child), None)
+        return child
+
     def synchronize(self) -> None:
         """Wait until the stream is done."""
         self.engine.must("cuStreamSynchronize", self.stream)
@@ -118,7 +179,7 @@ class Rank:
     def all_reduce(
         self, array: Any, out: Any = None, op: int = 0, count: int | None = None
     ) -> int:
-        """Call ncclAllReduce on float32 arrays, in place without `out`; returns the result code."""
+        """Call ncclAllReduce on float32, in place without `out`; return the result code."""
         into = array if out is None else out
         n = array.size if count is None else count
         code: int = self.engine.ncclAllReduce(
@@ -143,11 +204,11 @@ def run_threads(
     ranks: int,
     body: Callable[..., Any],
     *arguments: Any,
-    join: bool = True,
+    settings: Mapping[str, int] | None = None,
 ) -> list[Any]:
-    """Run the body on threads of this process, one device each; return the values in rank order.
+    """Run the body on threads of this process, one device each; return the values by rank.
 
-    The body's communicator is there already (`join`), and the body ends it.
+    The body's communicator is there already, made with `settings`, and the body ends it.
     """
     unique = unique_id(engine)
     values: list[Any] = [None] * ranks
@@ -157,7 +218,9 @@ def run_threads(
         try:
             with on_device(engine, number):
                 rank = Rank(engine, number, ranks, number)
-                if join:
+                if settings:
+                    rank.configure(unique, **settings)
+                else:
                     rank.join(unique)
                 values[number] = body(rank, *arguments)
         except Exception as error:  # noqa: BLE001  (raised again in the thread of the test)

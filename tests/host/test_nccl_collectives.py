@@ -83,7 +83,7 @@ class Case:
         return whole, GUARD + own * self.wide_out, GUARD + own * self.wide_in
 
     def check(self) -> None:
-        """Call, wait, and compare the whole memory: what had to be written, and all the rest."""
+        """Call, wait, and compare the whole memory: what was to be written, and the rest."""
         rank = self.rank
         whole, send, recv = self.buffers()
         whole[send : send + self.size_in] = self.inputs[rank.rank]
@@ -185,7 +185,7 @@ def one_rank(rank: Rank) -> None:
 
 
 def scaled(rank: Rank, device_scalar: bool) -> None:
-    """Each rank multiplies by its own scalar, in the element type, and the products are summed."""
+    """Each rank multiplies by its own scalar, in the element type; then comes the sum."""
     engine, n = rank.engine, 11
     for code in (2, 6, 7, 9):
         dtype = DTYPES[code]
