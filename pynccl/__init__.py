@@ -1,0 +1,65 @@
+"""NVIDIA NCCL for asyncio.
+
+::
+
+    connect, Communicator, create_all, unique_id    a communicator
+    Work, wait, group                               operations on it
+    library_info, diagnostics                       what is loaded, what is alive
+    errors                                          what can go wrong
+
+Importing opens no library, reads no environment and starts no thread.
+"""
+
+from pynccl import errors as errors
+from pynccl._communicator import Communicator as Communicator
+from pynccl._communicator import create_all as create_all
+from pynccl._communicator import unique_id as unique_id
+from pynccl._connect import connect as connect
+from pynccl._group import group as group
+from pynccl._group import wait as wait
+from pynccl._info import diagnostics as diagnostics
+from pynccl._info import library_info as library_info
+from pynccl._native.work import Work as Work
+from pynccl.errors import AbortedError as AbortedError
+from pynccl.errors import BootstrapError as BootstrapError
+from pynccl.errors import ConfigError as ConfigError
+from pynccl.errors import CudaError as CudaError
+from pynccl.errors import DeadlineError as DeadlineError
+from pynccl.errors import InternalError as InternalError
+from pynccl.errors import InvalidBufferError as InvalidBufferError
+from pynccl.errors import MismatchError as MismatchError
+from pynccl.errors import NcclError as NcclError
+from pynccl.errors import NotSupportedError as NotSupportedError
+from pynccl.errors import PeerLostError as PeerLostError
+from pynccl.errors import RemoteError as RemoteError
+from pynccl.errors import SystemCallError as SystemCallError
+from pynccl.errors import UsageError as UsageError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "BootstrapError",
+    "Communicator",
+    "ConfigError",
+    "CudaError",
+    "DeadlineError",
+    "InternalError",
+    "InvalidBufferError",
+    "MismatchError",
+    "NcclError",
+    "NotSupportedError",
+    "PeerLostError",
+    "RemoteError",
+    "SystemCallError",
+    "UsageError",
+    "Work",
+    "connect",
+    "create_all",
+    "diagnostics",
+    "errors",
+    "group",
+    "library_info",
+    "unique_id",
+    "wait",
+]

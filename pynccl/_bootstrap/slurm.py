@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from pynccl.errors import ConfigError
 
@@ -14,25 +15,21 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def first_node(nodelist: str) -> str:
-    """Return the first host of a node list such as "gpu[07-09,12],login1": "gpu07"."""
-    return next(iter(expand(nodelist, most=1)))
+    """Return the first host of a node list: "gpu07" of "gpu[07-09,12],login1"."""
+    return next(expand(nodelist))
 
 
-def expand(nodelist: str, most: int | None = None) -> list[str]:
-    """Return the hosts of a node list in order, at most `most`; widths of numbers are kept.
+def expand(nodelist: str) -> Iterator[str]:
+    """Yield the hosts of a node list in order; the widths of numbers are kept.
 
     "r[1-2]n[01-02]" has two ranges and gives four hosts. Raises `ConfigError` for what is no
     node list.
     """
-    hosts: list[str] = []
-    for item in _split(nodelist):
-        for host in _expand_item(nodelist, item):
-            hosts.append(host)
-            if most is not None and len(hosts) >= most:
-                return hosts
-    if not hosts:
+    items = _split(nodelist)
+    if not items:
         raise ConfigError(f"node list {nodelist!r} names no host")
-    return hosts
+    for item in items:
+        yield from _expand_item(nodelist, item)
 
 
 def tasks_on_node(counts: str, node: int) -> int | None:
@@ -73,20 +70,17 @@ def _split(nodelist: str) -> list[str]:
     return [item.strip() for item in (*items, current) if item.strip()]
 
 
-def _expand_item(nodelist: str, item: str) -> list[str]:
+def _expand_item(nodelist: str, item: str) -> Iterator[str]:
     head, bracket, rest = item.partition("[")
     if not bracket:
-        return [item]
+        yield item
+        return
     inside, _, tail = rest.partition("]")
-    tails = _expand_item(nodelist, tail)
-    hosts = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
-            raise ConfigError(
-                f"node list {nodelist!r}: {part!r} is neither a number nor a range"
-            )
+            raise ConfigError(f"node list {nodelist!r}: {part!r} is no number and no range")
         low, high = match[1], match[2] or match[1]
         for number in range(int(low), int(high) + 1):
-            hosts += [f"{head}{number:0{len(low)}}{end}" for end in tails]
-    return hosts
+            for end in _expand_item(nodelist, tail):
+                yield f"{head}{number:0{len(low)}}{end}"

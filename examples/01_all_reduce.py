@@ -1,0 +1,54 @@
+"""Sum an array over all ranks, three ways:
+
+    python examples/01_all_reduce.py                    four ranks in this process
+    mpirun -n 4 python examples/01_all_reduce.py        one rank a process, placed by Open MPI or MPICH
+    RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 python examples/01_all_reduce.py
+                                                        the same by hand or by torchrun, RANK 0 to 3
+
+`--device cuda:0`, `--device cpu`; without it the GPU of the local rank, or the CPU where there is none.
+"""
+
+import argparse
+import asyncio
+import os
+
+import numpy as np
+
+import pynccl
+
+LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
+
+
+def array_for(comm: pynccl.Communicator):
+    """Four numbers that tell the rank, on the communicator's device."""
+    if comm.device == "cpu":
+        return np.full(4, comm.rank + 1, np.float32)
+    import torch
+
+    return torch.full((4,), comm.rank + 1, dtype=torch.float32, device=comm.device)
+
+
+async def rank_main(comm: pynccl.Communicator) -> None:
+    x = array_for(comm)
+    await comm.all_reduce(x)  # in place; done when the await returns
+    expected = sum(range(1, comm.size + 1))
+    assert all(float(value) == expected for value in x), (x, expected)
+    print(f"rank {comm.rank} of {comm.size}: {x.tolist()}, the right sum", flush=True)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", help='such as "cuda:0" or "cpu"')
+    device = parser.parse_args().device
+    if any(name in os.environ for name in LAUNCHERS):
+        async with pynccl.connect(device=device) as comm:
+            await rank_main(comm)
+        return
+    kind, _, number = (device or "cpu").partition(":")
+    comms = await pynccl.create_all([f"{kind}:{int(number or 0) + i}" for i in range(4)])
+    await asyncio.gather(*(rank_main(comm) for comm in comms))
+    await asyncio.gather(*(comm.close() for comm in comms))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
