@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pynccl import _native
 from pynccl._native.engine import Engine
+from pynccl._native.lifecycle import set_launch_blocking
 from pynccl.errors import ConfigError, NotSupportedError
 
 KINDS = ("nccl", "host", "noop")
@@ -44,6 +45,8 @@ def opened() -> dict[str, tuple[Engine, str]]:
 
 
 def _open(kind: str) -> Engine:
+    # Each launch then waits for its own end, which only a lane may do.
+    set_launch_blocking(os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "1")
     if kind == "nccl":
         cuda = os.environ.get("PYNCCL_CUDA_LIBRARY", "libcuda.so.1")
         path, how = _find_nccl()
