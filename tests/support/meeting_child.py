@@ -1,0 +1,64 @@
+"""One rank of a rendezvous as a process: `python -m support.meeting_child '{"rank": 1, ...}'`.
+
+It says "joining" before and "joined" after the join, then waits to be ended. "fork" leaves a child
+behind that inherits everything and outlives it. "mpi" initialises MPI first, at that level.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from pynccl._bootstrap import join, locate
+
+
+async def payload() -> bytes:
+    """Return what rank 0 gives out."""
+    return b"x" * 128
+
+
+async def live(task: dict[str, Any]) -> None:
+    """Join as the task says."""
+    place = await locate(
+        task["address"], os.environ, rank=task.get("rank"), size=task.get("size")
+    )
+    print("joining", flush=True)
+    for _ in range(task.get("times", 1)):
+        session = await join(
+            place.address,
+            rank=place.rank,
+            size=place.size,
+            hello={"host": "child", "pid": str(os.getpid())},
+            payload=payload,
+            timeout=task.get("timeout", 30.0),
+        )
+        await session.report(True)
+        if task.get("leave"):
+            await session.close()
+    if task.get("fork") and os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    print("joined", flush=True)
+    if not task.get("leave"):
+        await asyncio.sleep(60)
+
+
+def main() -> None:
+    """Run the task of the command line."""
+    task = json.loads(sys.argv[1])
+    if "mpi" in task:
+        import mpi4py
+
+        mpi4py.rc.thread_level = task["mpi"]
+        from mpi4py import MPI
+
+        assert MPI.Is_initialized()
+    asyncio.run(live(task))
+
+
+if __name__ == "__main__":
+    main()
