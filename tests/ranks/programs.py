@@ -29,7 +29,8 @@ def issue(comm: Any, case: Case) -> Any:
     if chosen.operation in plan.ROOTED:
         options["root"] = chosen.root
     array = case.recv if case.send is None and chosen.operation == "broadcast" else case.send
-    if case.recv is not None and case.recv is not array:
+    keeps_shape = "fresh" not in plan.PLACEMENTS[chosen.operation]
+    if case.recv is not None and not (keeps_shape and case.recv is array):
         options["out"] = case.recv
     return call(array, **options)
 
