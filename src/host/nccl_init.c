@@ -208,8 +208,12 @@ static ncclResult_t init_all(ncclComm_t *comms, int ndev, const int *devlist) {
     host_group_start();
     result = queue_all(comms, ndev, devlist, &id);
     host_set_current_device(before);
-    if (result != ncclSuccess)
+    if (result != ncclSuccess) { /* there will never be enough of them */
         host_segment_withdraw(&id);
+        for (int rank = 0; rank < ndev; rank++)
+            if (comms[rank] != NULL)
+                host_comm_stop(comms[rank]);
+    }
     if (result != ncclSuccess && host_config()->quirk_depth_leak)
         return result;
     return host_group_close(result);
