@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import time
 
-import pytest
-
 import hostlib
+import pytest
 
 SETTINGS = ("launch_cost_us", "launch_depth", "read_delay_us")
 

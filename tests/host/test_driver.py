@@ -11,9 +11,8 @@ import textwrap
 import threading
 from pathlib import Path
 
-import pytest
-
 import hostlib
+import pytest
 from hostlib import (
     CONTEXT_IS_DESTROYED,
     ILLEGAL_ADDRESS,

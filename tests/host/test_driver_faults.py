@@ -6,9 +6,8 @@ import ctypes
 import threading
 import time
 
-import pytest
-
 import hostlib
+import pytest
 from hostlib import INVALID_HANDLE, NOT_READY, SUCCESS
 from test_driver import run_alone
 from test_driver_streams import Log, becomes

@@ -7,9 +7,8 @@ import threading
 import time
 from itertools import pairwise
 
-import pytest
-
 import hostlib
+import pytest
 from hostlib import INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, SUCCESS
 
 
@@ -233,7 +232,7 @@ def test_elapsed_time(engine, make):
 
 def test_a_host_store_frees_a_waiting_stream_soon(engine, make):
     """The worker looks at the word every few dozen microseconds while it has not waited long."""
-    stream, event, delays = make.stream(), make.event(), []
+    """The worker looks often: every few dozen microseconds while it has not waited long."""
     for _ in range(30):
         word = make.gate(stream)
         engine.must("cuEventRecord", event, stream)

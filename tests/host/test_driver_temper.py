@@ -7,9 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 import hostlib
+import pytest
 from hostlib import NOT_READY, SUCCESS
 from test_driver import run_alone
 from test_driver_streams import Log, becomes

@@ -14,9 +14,8 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 import hostlib
+import pytest
 from hostlib import ILLEGAL_ADDRESS, INVALID_CONTEXT, NOT_READY, SUCCESS
 from test_driver_streams import becomes
 
