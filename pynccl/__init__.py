@@ -4,6 +4,7 @@
 
     connect, Communicator, create_all, unique_id    a communicator
     Work, wait, group                               operations on it
+    Stream, Event                                   where they run
     library_info, diagnostics                       what is loaded, what is alive
     errors                                          what can go wrong
 
@@ -20,6 +21,8 @@ from pynccl._group import wait as wait
 from pynccl._info import diagnostics as diagnostics
 from pynccl._info import library_info as library_info
 from pynccl._native.work import Work as Work
+from pynccl._stream import Event as Event
+from pynccl._stream import Stream as Stream
 from pynccl.errors import AbortedError as AbortedError
 from pynccl.errors import BootstrapError as BootstrapError
 from pynccl.errors import ConfigError as ConfigError
@@ -44,6 +47,7 @@ __all__ = [
     "ConfigError",
     "CudaError",
     "DeadlineError",
+    "Event",
     "InternalError",
     "InvalidBufferError",
     "MismatchError",
@@ -51,6 +55,7 @@ __all__ = [
     "NotSupportedError",
     "PeerLostError",
     "RemoteError",
+    "Stream",
     "SystemCallError",
     "UsageError",
     "Work",

@@ -131,7 +131,7 @@ cdef extern from "bind/bind.h" nogil:
 
     ctypedef enum pn_kind_t:
         PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER, PN_ALL_TO_ALL, PN_GATHER,
-        PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT, PN_CLOSE, PN_ABORT, PN_KINDS
+        PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT, PN_CLOSE, PN_ABORT, PN_EVENT, PN_KINDS
     ctypedef enum pn_source_t:
         PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM, PN_FROM_CLOSED,
         PN_FROM_MISSING
@@ -218,6 +218,10 @@ cdef extern from "bind/bind.h" nogil:
     bint pn_op_wait(pn_op_t *op, pn_wait_t *wait)
     CUresult pn_hand_off(pn_op_t *op, CUstream producer)
     CUresult pn_op_order(pn_op_t *op, CUstream stream)
+    ctypedef struct pn_track_t:
+        pn_device_t *device
+    CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream)
+    CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track)
     pn_op_t *pn_done_take()
     bint pn_done_some()
     pn_mailbox_t *pn_mailbox_new()

@@ -33,7 +33,7 @@ STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
 
 cdef tuple KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
-    "send", "recv", "barrier", "init", "split", "close", "abort",
+    "send", "recv", "barrier", "init", "split", "close", "abort", "wait",
 )
 
 

@@ -125,6 +125,8 @@ cdef class Issuer(CommHandle):
         cdef bint hand_off = False
         cdef CUresult rc
         work.comm = self
+        work.engine = self.engine
+        work.spin_ns = self.spin_ns
         work.keep = keep
         work.source = array
         work.result_array = result

@@ -1,4 +1,7 @@
+from libc.stdint cimport int64_t
+
 from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
+from pynccl._native.engine cimport Engine
 from pynccl._native.handles cimport CommHandle
 
 cdef class Reactor:
@@ -9,7 +12,9 @@ cdef class Reactor:
 
 cdef class Work:
     cdef pn_op_t c
-    cdef CommHandle comm
+    cdef Engine engine
+    cdef CommHandle comm    # None for waits that belong to no communicator
+    cdef int64_t spin_ns
     cdef object keep        # what owns the buffers until the device is done with them
     cdef object source      # the caller's input array, for the type of the result
     cdef object result_array

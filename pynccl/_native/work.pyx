@@ -311,7 +311,7 @@ cdef class Work:
         if source == PN_FROM_NCCL:
             return nccl_exception(self.c.outcome.code, function, what, detail)
         if source == PN_FROM_CUDA:
-            return cuda_exception(self.comm.engine, self.c.outcome.code, function, what)
+            return cuda_exception(self.engine, self.c.outcome.code, function, what)
         elapsed = (self.c.ended_ns - self.c.issued_ns) / 1e9
         if source == PN_FROM_DEADLINE:
             return errors.DeadlineError(
@@ -399,7 +399,7 @@ cdef class Work:
         with nogil:
             result = pn_op_order(&self.c, <CUstream>handle)
         if result != CUDA_SUCCESS:
-            raise cuda_exception(self.comm.engine, result, "cuStreamWaitEvent", self.what())
+            raise cuda_exception(self.engine, result, "cuStreamWaitEvent", self.what())
 
     def future(self):
         """A fresh asyncio.Future of the running loop that gets this operation's result or exception."""
@@ -505,9 +505,9 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
     if work.c.owner == NULL:
         work.submitted()
     if not work.poll():
-        if work.comm.spin_ns:
+        if work.spin_ns:
             with nogil:
-                pn_op_spin(&work.c, work.comm.spin_ns)
+                pn_op_spin(&work.c, work.spin_ns)
         if not work.poll():
             loop = running_loop()
             if loop is None:
@@ -543,6 +543,8 @@ cdef Work control_work(CommHandle comm, int kind, object timeout):
     """A Work for a management call; it is finished natively like any other."""
     cdef Work work = Work.__new__(Work)
     work.comm = comm
+    work.engine = comm.engine
+    work.spin_ns = comm.spin_ns
     work.c.comm = comm.c
     work.c.kind = kind
     work.c.issued_ns = pn_now_ns()

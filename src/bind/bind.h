@@ -147,6 +147,8 @@ struct pn_op {
     int64_t issued_ns;
     int64_t ended_ns;
     CUevent event; /* NULL: its group's last operation on the same stream carries the event */
+    bool foreign_event; /* the event is the caller's: not ours to recycle */
+    CUevent timed[2];   /* begin and end, where the owner wants the duration; the owner's */
     CUevent from;  /* the hand-off event on the caller's stream, for a deferred call */
     struct pn_gate *gates; /* streams held back until it has run */
     bool gates_closed;     /* the releases are on the stream: no gate can be added any more */
@@ -187,6 +189,8 @@ struct pn_device {
     uint64_t scratch_used[PN_SCRATCH_SLOTS / 64];
     int in_flight;
     uint64_t issued_total, ended_total;
+    pn_comm_t *watcher; /* stands for a communicator in waits for streams and events; made on first use */
+    CUevent chain;      /* behind the last operation of an ordered communicator; under issue */
     int64_t next_deadline;
     int awaited;
     int64_t awaited_since;
@@ -239,6 +243,7 @@ struct pn_comm {
     pthread_mutex_t handle_lock;
     CUstream stream;
     pn_track_t track;
+    bool ordered;  /* chained with the device's other ordered communicators, in issue order */
     void *scratch; /* device memory for barrier() */
     int scratch_slot;
     pn_clique_t *clique;
@@ -311,6 +316,9 @@ void pn_refuse(pn_op_t *op);               /* finish and release one that was ne
 void pn_back_pressure(pn_comm_t *comm);    /* lanes only: wait until the device has room */
 /* The stream on which it runs and that stream's track; waits for the hand-off. Entered. */
 CUresult pn_choose_stream(pn_op_t *op, CUstream *stream, pn_track_t **track);
+/* Around the call: the chain of ordered communicators, and the events of a timed operation. Entered. */
+CUresult pn_before_call(pn_op_t *op, CUstream stream);
+CUresult pn_after_call(pn_op_t *op, CUstream stream);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
@@ -333,6 +341,11 @@ pn_op_t *pn_done_take(void);                  /* the whole done list, oldest fir
 bool pn_done_some(void);
 /* Add a wait; false if the operation has finished. */
 bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
+/* Wait for what is now on a stream, or for an event that the caller has recorded and keeps. op->comm need not be
+ * set; `track` (for an event) is the caller's, and lives as long as the operation. A deadline or an error ends that
+ * wait alone. */
+CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream);
+CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track);
 /* Ask the device now, and complete what has ended; true if `op` has finished. Makes native calls. */
 bool pn_op_poll(pn_op_t *op);
 bool pn_op_spin(pn_op_t *op, int64_t budget_ns);           /* poll until finished or the budget is spent */

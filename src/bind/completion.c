@@ -88,7 +88,7 @@ static void detach(pn_op_t *op) {
 
 static void recycle(pn_op_t *op) {
     pn_device_t *device = op->comm->device;
-    if (op->event)
+    if (op->event && !op->foreign_event)
         pn_event_put(device, op->event);
     if (op->from)
         pn_event_put(device, op->from);
@@ -148,14 +148,34 @@ static bool ends(pn_track_t *track, pn_op_t **first, uint64_t *first_seq, CUeven
     return *first != NULL;
 }
 
+/* The end of one operation that takes no communicator with it: a wait for a stream or an event. */
+static void end_alone(pn_op_t *op, uint64_t seq, pn_outcome_t why) {
+    pn_device_t *device = op->comm->device;
+    pthread_mutex_lock(&device->lock);
+    bool there = !pn_link_empty(&op->in_track) && op->seq == seq;
+    if (there) {
+        detach(op);
+        pn_link_remove(&op->in_comm);
+        recycle(op);
+    }
+    pthread_mutex_unlock(&device->lock);
+    if (there) {
+        pn_op_finish(op, why);
+        pn_op_release(op);
+    }
+}
+
 /* A CUDA error is the context's: it never heals, and everything pending on the communicator is lost. */
 static void broken(pn_op_t *op, uint64_t seq, CUresult rc) {
     pn_device_t *device = op->comm->device;
     pthread_mutex_lock(&device->lock);
     bool same = !pn_link_empty(&op->in_track) && op->seq == seq;
     pn_comm_t *comm = op->comm;
+    bool alone = op->kind == PN_EVENT;
     pthread_mutex_unlock(&device->lock);
-    if (same)
+    if (same && alone)
+        end_alone(op, seq, (pn_outcome_t){PN_FROM_CUDA, (int)rc, "cuEventQuery"});
+    else if (same)
         pn_comm_fail(comm, op, (pn_outcome_t){PN_FROM_CUDA, (int)rc, "cuEventQuery"}, PN_FAILED, NULL);
 }
 
@@ -274,6 +294,8 @@ static void expire(pn_device_t *device, int64_t now) {
         pn_comm_t *comm = NULL;
         pthread_mutex_lock(&device->lock);
         int64_t next = PN_NO_DEADLINE;
+        uint64_t seq = 0;
+        bool alone = false;
         for (pn_link_t *link = device->comms.next; link != &device->comms; link = link->next) {
             pn_comm_t *one = PN_OWNER(link, pn_comm_t, in_device);
             for (pn_link_t *at = one->pending.next; at != &one->pending; at = at->next) {
@@ -281,6 +303,8 @@ static void expire(pn_device_t *device, int64_t now) {
                 if (op->deadline_ns <= now && !late) {
                     late = op;
                     comm = one;
+                    seq = op->seq;
+                    alone = op->kind == PN_EVENT;
                 } else if (op->deadline_ns < next) {
                     next = op->deadline_ns;
                 }
@@ -290,7 +314,10 @@ static void expire(pn_device_t *device, int64_t now) {
         pthread_mutex_unlock(&device->lock);
         if (!late)
             return;
-        pn_comm_fail(comm, late, (pn_outcome_t){PN_FROM_DEADLINE, 0, NULL}, PN_FAILED, NULL);
+        if (alone)
+            end_alone(late, seq, (pn_outcome_t){PN_FROM_DEADLINE, 0, NULL});
+        else
+            pn_comm_fail(comm, late, (pn_outcome_t){PN_FROM_DEADLINE, 0, NULL}, PN_FAILED, NULL);
     }
 }
 

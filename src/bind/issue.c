@@ -127,6 +127,32 @@ void pn_back_pressure(pn_comm_t *comm) {
     }
 }
 
+/* Two communicators of one device that run at once, in another order on another rank, can wait for each other for
+ * ever; the ordered ones wait for each other on the device, in the order of their calls. */
+CUresult pn_before_call(pn_op_t *op, CUstream stream) {
+    const pn_comm_t *comm = op->comm;
+    const pn_cuda_t *cuda = &comm->device->engine->cuda;
+    CUresult rc = CUDA_SUCCESS;
+    if (comm->ordered && comm->device->chain)
+        rc = cuda->cuStreamWaitEvent(stream, comm->device->chain, 0);
+    if (rc == CUDA_SUCCESS && op->timed[0])
+        rc = cuda->cuEventRecord(op->timed[0], stream);
+    return rc;
+}
+
+CUresult pn_after_call(pn_op_t *op, CUstream stream) {
+    pn_device_t *device = op->comm->device;
+    const pn_cuda_t *cuda = &device->engine->cuda;
+    CUresult rc = CUDA_SUCCESS;
+    if (op->timed[1])
+        rc = cuda->cuEventRecord(op->timed[1], stream);
+    if (rc == CUDA_SUCCESS && op->comm->ordered && !device->chain)
+        rc = pn_event_take(device, &device->chain);
+    if (rc == CUDA_SUCCESS && op->comm->ordered)
+        rc = cuda->cuEventRecord(device->chain, stream);
+    return rc;
+}
+
 /* ---- one operation --------------------------------------------------------------------------------------- */
 
 /* The native calls of one operation. `comm->inside` is counted already; device->issue is held where the call
@@ -147,15 +173,21 @@ static void issue_now(pn_op_t *op) {
             why.function = "cuEventCreate";
             why.code = (int)pn_event_take(device, &event);
         }
+        if (why.code == CUDA_SUCCESS && (op->timed[0] || comm->ordered)) {
+            why.function = "cuEventRecord";
+            why.code = (int)pn_before_call(op, stream);
+        }
         if (why.code == CUDA_SUCCESS) {
             ncclResult_t rc = pn_call(op, stream, &why.function);
-            if (rc == ncclSuccess) {
+            if (rc == ncclSuccess && (op->timed[1] || comm->ordered))
+                why.code = (int)pn_after_call(op, stream);
+            if (rc == ncclSuccess && why.code == 0) {
                 why.function = "cuStreamWriteValue32";
                 if (!op->in_lane || (why.code = (int)pn_gates_release(op, stream)) == CUDA_SUCCESS) {
                     why.function = "cuEventRecord";
                     why.code = (int)cuda->cuEventRecord(event, stream);
                 }
-            } else {
+            } else if (rc != ncclSuccess) {
                 why.source = PN_FROM_NCCL;
                 why.code = (int)rc;
                 snprintf(detail, sizeof detail, "%s", device->engine->nccl.ncclGetLastError(comm->handle));
