@@ -231,8 +231,8 @@ def test_elapsed_time(engine, make):
 
 
 def test_a_host_store_frees_a_waiting_stream_soon(engine, make):
-    """The worker looks at the word every few dozen microseconds while it has not waited long."""
     """The worker looks often: every few dozen microseconds while it has not waited long."""
+    stream, event, delays = make.stream(), make.event(), []
     for _ in range(30):
         word = make.gate(stream)
         engine.must("cuEventRecord", event, stream)
