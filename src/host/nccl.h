@@ -71,10 +71,10 @@ typedef struct host_task {
     const void *send;
     void *recv;
     CUstream stream;
-    bool scaled;         /* each input is multiplied before it is summed */
-    bool divided;        /* the sum is divided by the number of ranks */
-    const void *scalar;  /* where the factor lies when the kernel runs; NULL: in `factor` */
-    uint64_t factor;     /* one element, in its first bytes */
+    bool scaled;        /* each input is multiplied before it is summed */
+    bool divided;       /* the sum is divided by the number of ranks */
+    const void *scalar; /* where the factor lies when the kernel runs; NULL: in `factor` */
+    uint64_t factor;    /* one element, in its first bytes */
 } host_task_t;
 
 /* ---- shared memory (nccl_segment.c) ---------------------------------------------------------------- */
@@ -85,9 +85,9 @@ typedef struct {
     uint8_t function, type, op, root;
 } host_sketch_t;
 
-/* An arrival: the number is written last and read first. Arrival k lies in line k % 2. Everybody waits for all
- * arrivals k before anybody reads chunk k, so whoever publishes k + 1 has read k - 1 no more, and two buffers
- * are enough. */
+/* An arrival: the number is written last and read first. Arrival k lies in line k % 2. Everybody waits for
+ * all arrivals k before anybody reads chunk k, so whoever publishes k + 1 has read k - 1 no more, and two
+ * buffers are enough. */
 typedef struct {
     _Alignas(64) _Atomic uint32_t arrival;
     uint8_t function, type, op, root;
@@ -145,7 +145,7 @@ typedef struct {
     uint8_t secret[16];
     _Alignas(64) _Atomic uint32_t ranks; /* set by the first that joins */
     _Atomic uint32_t ready;              /* ranks that have mapped the whole */
-    _Atomic uint32_t broken;             /* 1 while `reason` is written, then 2: nobody will complete this init */
+    _Atomic uint32_t broken; /* 1 while `reason` is written, then 2: nobody will complete this init */
     char reason[512];
 } host_head_t;
 
@@ -164,7 +164,8 @@ host_channel_t *host_segment_channel(host_head_t *head, int from, int to);
 ncclResult_t host_segment_offer(ncclUniqueId *unique);
 /* Close what needs to be offered no more. With an id: also that one, whoever is missing. */
 void host_segment_withdraw(const ncclUniqueId *unique);
-/* Map the segment of an id for `ranks` ranks. InvalidUsage: somebody else's number of ranks, or used before. */
+/* Map the segment of an id for `ranks` ranks. InvalidUsage: somebody else's number of ranks, or used before.
+ */
 ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head);
 void host_segment_break(host_head_t *head, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool host_process_start(pid_t pid, uint64_t *start);
@@ -242,8 +243,8 @@ struct ncclComm {
     struct ncclComm *parent;  /* while it is being split off: the parent's abort ends it too */
     bool finalize_called, finalized;
     bool reclaim_queued; /* destroyed or aborted, if the group it was done in does not fail */
-    uint32_t arrival;  /* of the last chunk; only the kernel whose turn it is counts on */
-    uint64_t sequence; /* collectives launched */
+    uint32_t arrival;    /* of the last chunk; only the kernel whose turn it is counts on */
+    uint64_t sequence;   /* collectives launched */
     uint32_t splits;
     uint32_t sent[HOST_MAX_RANKS], received[HOST_MAX_RANKS]; /* messages launched, by peer */
     bool connected[HOST_COLLECTIVES], met[HOST_MAX_RANKS];
@@ -281,14 +282,14 @@ ncclResult_t host_comm_nap(ncclComm_t comm, host_bell_t *bell, uint32_t seen);
 /* Wait until it is aborted. */
 ncclResult_t host_comm_hang(ncclComm_t comm, const char *what);
 
-/* Take a fault at a site inside a call: delays, kills and sticks here; an error is the call's (nccl_fault.c). */
+/* Take a fault at a site inside a call: delays, kills and sticks here; an error is the call's (nccl_fault.c).
+ */
 ncclResult_t host_comm_fault(ncclComm_t comm, const char *site, const char *function);
 /* The same at the door of an exported function, which may have no communicator. */
 ncclResult_t host_call_fault(const char *function, ncclComm_t comm);
 /* At the sites "abort" and "destroy", where nothing but time ends what is stuck. */
 ncclResult_t host_reclaim_fault(ncclComm_t comm, const char *site, const char *function);
 _Noreturn void host_process_kill(void);
-
 
 ncclResult_t host_config_parse(const ncclConfig_t *given, ncclConfig_t *config);
 ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const char *function);
@@ -356,7 +357,7 @@ struct host_kernel {
     bool solo;             /* needs no turn: a communicator of one rank */
     bool stuck;            /* until aborted */
     bool on_device;
-    int64_t not_before;    /* by an injected delay */
+    int64_t not_before; /* by an injected delay */
     int64_t next_look;
 };
 

@@ -1,7 +1,9 @@
-/* Collectives and point to point as they are called: argument checks in NCCL's order, then launch or queue. */
+/* Collectives and point to point as they are called: argument checks in NCCL's order, then launch or queue.
+ */
 #include "nccl.h"
 
-/* ---- checks ------------------------------------------------------------------------------------------------ */
+/* ---- checks
+ * ------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     const char *start;
@@ -12,8 +14,8 @@ static bool overlap(extent_t a, extent_t b) {
     return a.start < b.start + b.bytes && b.start < a.start + a.bytes;
 }
 
-/* Buffers may be the same where the operation is documented to work in place, and otherwise must be apart. NCCL
- * leaves anything else undefined; the strict mode says so. */
+/* Buffers may be the same where the operation is documented to work in place, and otherwise must be apart.
+ * NCCL leaves anything else undefined; the strict mode says so. */
 static ncclResult_t check_overlap(const char *function, ncclComm_t comm, const host_task_t *task) {
     const host_shape_t *shape = &host_shapes[task->function];
     bool gives = !shape->root_gives || comm->rank == task->root;
@@ -25,12 +27,14 @@ static ncclResult_t check_overlap(const char *function, ncclComm_t comm, const h
     bool wide_in = shape->spread, wide_out = !shape->reduces && !shape->from_root;
     extent_t in = {task->send, wide_in ? ranks * block : block};
     extent_t out = {task->recv, wide_out ? ranks * block : block};
-    bool in_place = !(wide_in && wide_out) && in.start + (wide_in ? own : 0) == out.start + (wide_out ? own : 0);
+    bool in_place =
+        !(wide_in && wide_out) && in.start + (wide_in ? own : 0) == out.start + (wide_out ? own : 0);
     if (in_place || !overlap(in, out))
         return ncclSuccess;
-    return host_fail(ncclInvalidArgument,
-                     "%s: the buffers overlap (send %p, %zu bytes; receive %p, %zu bytes) and are not in place",
-                     function, task->send, in.bytes, task->recv, out.bytes);
+    return host_fail(
+        ncclInvalidArgument,
+        "%s: the buffers overlap (send %p, %zu bytes; receive %p, %zu bytes) and are not in place", function,
+        task->send, in.bytes, task->recv, out.bytes);
 }
 
 static bool is_float8(ncclDataType_t type) {
@@ -56,7 +60,8 @@ static ncclResult_t check(const char *function, ncclComm_t comm, host_task_t *ta
     return host_config()->mode == HOST_STRICT ? check_overlap(function, comm, task) : ncclSuccess;
 }
 
-/* A communicator of one rank does its collectives at the call, even inside a group, on the caller's device. */
+/* A communicator of one rank does its collectives at the call, even inside a group, on the caller's device.
+ */
 static ncclResult_t run_solo(ncclComm_t comm, const host_task_t *task) {
     if (host_comm_stopped(comm))
         return ncclSuccess;
@@ -78,7 +83,8 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
     if (result == ncclSuccess)
         result = check(function, comm, task);
     bool collective = task->function < HOST_COLLECTIVES;
-    if (result == ncclSuccess && !(collective && task->count == 0)) { /* a collective of nothing is dropped here */
+    if (result == ncclSuccess &&
+        !(collective && task->count == 0)) { /* a collective of nothing is dropped here */
         if (collective && comm->ranks == 1)
             result = run_solo(comm, task);
         else if (host_group_depth() > 0)
@@ -92,7 +98,8 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
     return host_entry_end(&entry, result);
 }
 
-/* ---- the calls ---------------------------------------------------------------------------------------------- */
+/* ---- the calls
+ * ---------------------------------------------------------------------------------------------- */
 
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
@@ -119,8 +126,8 @@ ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, nccl
     return issue("ncclReduce", comm, &task);
 }
 
-ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
-                           ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                           int root, ncclComm_t comm, cudaStream_t stream) {
     host_task_t task = {.function = HOST_BROADCAST,
                         .send = sendbuff,
                         .recv = recvbuff,
@@ -154,8 +161,9 @@ ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcoun
     return issue("ncclAllGather", comm, &task);
 }
 
-ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
     host_task_t task = {.function = HOST_REDUCE_SCATTER,
                         .send = sendbuff,
                         .recv = recvbuff,
@@ -189,8 +197,8 @@ ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, nccl
     return issue("ncclGather", comm, &task);
 }
 
-ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
-                         ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                         int root, ncclComm_t comm, cudaStream_t stream) {
     host_task_t task = {.function = HOST_SCATTER,
                         .send = sendbuff,
                         .recv = recvbuff,

@@ -62,8 +62,10 @@ static ncclResult_t claim(host_clique_t *clique, struct ncclComm *comm) {
     host_area_t *area = host_segment_area(clique->head, comm->rank);
     uint32_t absent = HOST_ABSENT;
     if (!atomic_compare_exchange_strong(&area->presence, &absent, HOST_JOINING)) {
-        host_segment_break(clique->head, "two ranks say that they are rank %d of %d", comm->rank, comm->ranks);
-        return host_fail(ncclInvalidUsage, "two ranks say that they are rank %d of %d", comm->rank, comm->ranks);
+        host_segment_break(clique->head, "two ranks say that they are rank %d of %d", comm->rank,
+                           comm->ranks);
+        return host_fail(ncclInvalidUsage, "two ranks say that they are rank %d of %d", comm->rank,
+                         comm->ranks);
     }
     area->pid = getpid();
     host_process_start(area->pid, &area->start);

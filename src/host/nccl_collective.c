@@ -1,8 +1,8 @@
 /* Eight collectives as one state machine.
  *
- * Data go through shared memory in chunks. For each chunk a rank writes what it gives into its slot (or, if it is
- * small, into the cache line that announces it), announces it, waits until all have announced theirs, and
- * takes what it needs from the others' slots. Reductions are made in the order of the ranks, so that the
+ * Data go through shared memory in chunks. For each chunk a rank writes what it gives into its slot (or, if
+ * it is small, into the cache line that announces it), announces it, waits until all have announced theirs,
+ * and takes what it needs from the others' slots. Reductions are made in the order of the ranks, so that the
  * result does not depend on timing, nor on how the data were cut into chunks.
  */
 #include "nccl.h"
@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE_BYTES = 8 * 1024 }; /* what is reduced at a time, so that the accumulator stays in the first cache */
+enum {
+    TILE_BYTES = 8 * 1024
+}; /* what is reduced at a time, so that the accumulator stays in the first cache */
 
 typedef struct {
     host_kernel_t kernel;
@@ -26,7 +28,8 @@ typedef struct {
     bool started, announced, in_line, gives, takes;
 } collective_t;
 
-/* ---- solo: a communicator of one rank -------------------------------------------------------------------- */
+/* ---- solo: a communicator of one rank --------------------------------------------------------------------
+ */
 
 typedef struct {
     host_kernel_t kernel;
@@ -37,7 +40,8 @@ static host_progress_t advance_solo(host_kernel_t *kernel) {
     const host_task_t *task = &((solo_t *)(void *)kernel)->task;
     size_t bytes = task->count * host_type_size(task->type);
     int device = kernel->work.device;
-    if (!host_kernel_may_touch(device, task->send, bytes) || !host_kernel_may_touch(device, task->recv, bytes))
+    if (!host_kernel_may_touch(device, task->send, bytes) ||
+        !host_kernel_may_touch(device, task->recv, bytes))
         kernel->work.status = CUDA_ERROR_ILLEGAL_ADDRESS;
     else if (task->scaled)
         host_premultiply(task->recv, task->send, task->count, task->type,
@@ -59,7 +63,8 @@ host_kernel_t *host_solo_new(const host_task_t *task) {
     return &solo->kernel;
 }
 
-/* ---- give ------------------------------------------------------------------------------------------------- */
+/* ---- give -------------------------------------------------------------------------------------------------
+ */
 
 static host_line_t *line_of(const collective_t *c, int rank) {
     return &host_segment_area(c->kernel.clique->head, rank)->line[c->arrival & 1];
@@ -76,13 +81,15 @@ static void give(const collective_t *c) {
     for (size_t block = 0; block < c->blocks; block++, to += bytes) {
         const char *from = (const char *)task->send + (block * task->count + c->at) * c->size;
         if (task->scaled)
-            host_premultiply(to, from, c->now, task->type, task->scalar != NULL ? task->scalar : &task->factor);
+            host_premultiply(to, from, c->now, task->type,
+                             task->scalar != NULL ? task->scalar : &task->factor);
         else
             memcpy(to, from, bytes);
     }
 }
 
-/* ---- take ------------------------------------------------------------------------------------------------- */
+/* ---- take -------------------------------------------------------------------------------------------------
+ */
 
 /* Where the data that `rank` gave to this rank begin. */
 static const unsigned char *gift_of(const collective_t *c, int rank) {
@@ -117,7 +124,8 @@ static void place(const collective_t *c) {
     }
 }
 
-/* ---- arrive ------------------------------------------------------------------------------------------------ */
+/* ---- arrive
+ * ------------------------------------------------------------------------------------------------ */
 
 static bool all_arrived(collective_t *c) {
     const int ranks = c->kernel.comm->ranks;
@@ -172,7 +180,8 @@ static bool is_mismatch(const collective_t *c) {
     return false;
 }
 
-/* ---- the machine -------------------------------------------------------------------------------------------- */
+/* ---- the machine
+ * -------------------------------------------------------------------------------------------- */
 
 static bool may_touch_all(const collective_t *c) {
     const host_task_t *task = &c->task;
@@ -183,7 +192,8 @@ static bool may_touch_all(const collective_t *c) {
            (!c->takes || host_kernel_may_touch(device, task->recv, taken * block));
 }
 
-/* In the strict mode a rank that waits long says in what, and looks whether another waits in something else. */
+/* In the strict mode a rank that waits long says in what, and looks whether another waits in something else.
+ */
 static void linger(host_kernel_t *kernel) {
     collective_t *c = (collective_t *)(void *)kernel;
     if (c->at != 0 || host_config()->mode != HOST_STRICT)

@@ -92,7 +92,8 @@ ncclResult_t host_comm_check(ncclComm_t comm, const char *function) {
         return host_fail(ncclInvalidArgument, "%s: the communicator is NULL", function);
     uint64_t magic = atomic_load_explicit(&comm->magic, memory_order_relaxed);
     if (magic == HOST_COMM_DEAD)
-        return host_fail(ncclInvalidArgument, "%s: the communicator was destroyed or aborted before", function);
+        return host_fail(ncclInvalidArgument, "%s: the communicator was destroyed or aborted before",
+                         function);
     if (magic != HOST_COMM_MAGIC)
         return host_fail(ncclInvalidArgument, "%s: this is not a communicator", function);
     return ncclSuccess;
@@ -127,7 +128,8 @@ ncclResult_t host_comm_ready(ncclComm_t comm, const char *function) {
 }
 
 ncclResult_t host_comm_progress(ncclComm_t comm, ncclResult_t result) {
-    bool pending = result == ncclSuccess && host_group_depth() == 0 && comm != NULL && atomic_load(&comm->polls) > 0;
+    bool pending =
+        result == ncclSuccess && host_group_depth() == 0 && comm != NULL && atomic_load(&comm->polls) > 0;
     return pending ? ncclInProgress : result;
 }
 

@@ -12,8 +12,8 @@ typedef struct {
     int least, most, fallback;
 } member_t;
 
-#define MEMBER(name, since, least, most, fallback)                                                            \
-    { #name, offsetof(ncclConfig_t, name), since, least, most, fallback }
+#define MEMBER(name, since, least, most, fallback)                                                           \
+    {#name, offsetof(ncclConfig_t, name), since, least, most, fallback}
 
 static const member_t members[] = {
     MEMBER(blocking, 21400, 0, 1, 1),

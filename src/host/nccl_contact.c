@@ -1,6 +1,6 @@
-/* First contact. NCCL connects the ranks for an algorithm, and two ranks for messages, when they are first needed;
- * the call that launches then waits on the host until all of them, or the peer, make the same call. Only the
- * gpulike temper has it, and only where NCCL_RUNTIME_CONNECT is not 0.
+/* First contact. NCCL connects the ranks for an algorithm, and two ranks for messages, when they are first
+ * needed; the call that launches then waits on the host until all of them, or the peer, make the same call.
+ * Only the gpulike temper has it, and only where NCCL_RUNTIME_CONNECT is not 0.
  */
 #include "nccl.h"
 

@@ -176,7 +176,8 @@ static ncclResult_t run_abort(host_job_t *job) {
     return run_reclaim(job, "abort");
 }
 
-static ncclResult_t queue_reclaim(ncclComm_t comm, const char *function, ncclResult_t (*run)(host_job_t *job)) {
+static ncclResult_t queue_reclaim(ncclComm_t comm, const char *function,
+                                  ncclResult_t (*run)(host_job_t *job)) {
     if (comm->reclaim_queued)
         return host_fail(ncclInvalidArgument, "%s: the communicator is on its way out already", function);
     host_job_t job = {.run = run, .undo = undo_reclaim, .comm = comm, .function = function};

@@ -51,8 +51,8 @@ static ncclResult_t check_devices(ncclComm_t comm, host_clique_t *clique) {
             const host_area_t *second = host_segment_area(clique->head, b);
             if (first->pid == second->pid && first->start == second->start && first->device == second->device)
                 return host_fail(ncclInvalidUsage,
-                                 "duplicate device: rank %d and rank %d both use device %d of process %d", a, b,
-                                 first->device, first->pid);
+                                 "duplicate device: rank %d and rank %d both use device %d of process %d", a,
+                                 b, first->device, first->pid);
         }
     return ncclSuccess;
 }
@@ -93,8 +93,8 @@ static void undo_init(host_job_t *job) {
     atomic_store(&job->comm->state, (int)job->result);
 }
 
-static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks, const ncclUniqueId *id, int rank,
-                               int device, const ncclConfig_t *given) {
+static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks, const ncclUniqueId *id,
+                               int rank, int device, const ncclConfig_t *given) {
     ncclConfig_t config;
     if (out == NULL)
         return host_fail(ncclInvalidArgument, "%s: the pointer for the communicator is NULL", function);
@@ -116,14 +116,16 @@ static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks,
         host_comm_detach(comm);
         return result;
     }
-    *out = comm; /* before anything waits, so that another thread can abort it */
+    /* Before anything waits, so that another thread can abort it. */
+    __atomic_store_n(out, comm, __ATOMIC_RELEASE);
     return ncclSuccess;
 }
 
 static ncclResult_t read_device(const char *function, int *device) {
     CUresult status = host_current_device(device, true);
     if (status != CUDA_SUCCESS)
-        return host_fail(ncclUnhandledCudaError, "%s: no current device (CUDA error %d)", function, (int)status);
+        return host_fail(ncclUnhandledCudaError, "%s: no current device (CUDA error %d)", function,
+                         (int)status);
     return ncclSuccess;
 }
 

@@ -1,7 +1,8 @@
 /* From the tasks of a group to kernels on streams. */
 #include "nccl.h"
 
-/* ---- two threads on one device -------------------------------------------------------------------------- */
+/* ---- two threads on one device --------------------------------------------------------------------------
+ */
 
 /* NCCL refuses launches by two threads on one device at the same time where it notices them. */
 enum { DEVICES = 64 };
@@ -31,7 +32,8 @@ static ncclResult_t switch_device(int device, int *before) {
         *before = -1;
     status = host_set_current_device(device);
     if (status != CUDA_SUCCESS)
-        return host_fail(ncclUnhandledCudaError, "device %d cannot be used (CUDA error %d)", device, (int)status);
+        return host_fail(ncclUnhandledCudaError, "device %d cannot be used (CUDA error %d)", device,
+                         (int)status);
     return ncclSuccess;
 }
 
@@ -48,15 +50,17 @@ static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
         return host_fail(ncclUnhandledCudaError, "the stream %p is not one of this engine's (CUDA error %d)",
                          (void *)stream, (int)status);
     if (device != comm->device)
-        return host_fail(ncclUnhandledCudaError, "the stream belongs to device %d, the communicator to device %d",
-                         device, comm->device);
+        return host_fail(ncclUnhandledCudaError,
+                         "the stream belongs to device %d, the communicator to device %d", device,
+                         comm->device);
     status = host_stream_capturing(stream, &capturing);
     if (status != CUDA_SUCCESS || capturing)
         return host_fail(ncclInvalidUsage, "the host engine does not capture NCCL operations");
     return ncclSuccess;
 }
 
-/* ---- one operation outside a group ------------------------------------------------------------------------ */
+/* ---- one operation outside a group ------------------------------------------------------------------------
+ */
 
 static ncclResult_t launch_task(ncclComm_t comm, const host_task_t *task) {
     ncclResult_t result = check_stream(comm, task->stream);
@@ -69,8 +73,8 @@ static ncclResult_t launch_task(ncclComm_t comm, const host_task_t *task) {
 
 ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
     if (task->function >= HOST_COLLECTIVES && task->root == comm->rank)
-        return host_fail(ncclInvalidUsage, "rank %d: a message to itself needs its other half in the same group",
-                         comm->rank);
+        return host_fail(ncclInvalidUsage,
+                         "rank %d: a message to itself needs its other half in the same group", comm->rank);
     ncclResult_t result = host_contact_one(comm, task);
     if (result != ncclSuccess || host_comm_stopped(comm))
         return result;
@@ -87,7 +91,8 @@ ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
     return result;
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------------- */
+/* ---- groups
+ * ------------------------------------------------------------------------------------------------- */
 
 static bool goes_before(const host_plan_t *a, const host_plan_t *b) {
     host_clique_t *first = atomic_load(&a->comm->clique), *second = atomic_load(&b->comm->clique);
@@ -131,7 +136,8 @@ static ncclResult_t follow(CUstream waiter, CUstream signaller) {
     CUresult status = host_stream_follow(waiter, signaller);
     if (status == CUDA_SUCCESS)
         return ncclSuccess;
-    return host_fail(ncclUnhandledCudaError, "streams of a group cannot be joined (CUDA error %d)", (int)status);
+    return host_fail(ncclUnhandledCudaError, "streams of a group cannot be joined (CUDA error %d)",
+                     (int)status);
 }
 
 /* All streams of the communicator form one barrier, and the kernels are on the one that was seen last. */

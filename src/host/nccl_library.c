@@ -124,8 +124,8 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, vo
     if (result == ncclSuccess)
         result = host_comm_check(comm, "ncclCommRegister");
     if (result == ncclSuccess && (buff == NULL || size == 0 || handle == NULL))
-        result = host_fail(ncclInvalidArgument, "ncclCommRegister: buffer %p of %zu bytes, handle %p", buff, size,
-                           (void *)handle);
+        result = host_fail(ncclInvalidArgument, "ncclCommRegister: buffer %p of %zu bytes, handle %p", buff,
+                           size, (void *)handle);
     if (result == ncclSuccess) {
         registration_t *made = calloc(1, sizeof *made);
         if (made == NULL) {

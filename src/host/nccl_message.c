@@ -30,7 +30,8 @@ typedef struct {
 
 static host_channel_t *channel_of(const exchange_t *e, const message_t *m) {
     int own = e->kernel.comm->rank;
-    return host_segment_channel(e->kernel.clique->head, m->receive ? m->peer : own, m->receive ? own : m->peer);
+    return host_segment_channel(e->kernel.clique->head, m->receive ? m->peer : own,
+                                m->receive ? own : m->peer);
 }
 
 static void ring(const exchange_t *e, int peer) {
@@ -56,7 +57,8 @@ static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* ---- one message ------------------------------------------------------------------------------------------ */
+/* ---- one message ------------------------------------------------------------------------------------------
+ */
 
 typedef enum { WAITING, MOVED, FINISHED, REFUSED } outcome_t;
 
@@ -130,7 +132,8 @@ static outcome_t receive_some(exchange_t *e, message_t *m) {
     return finished ? FINISHED : bytes != 0 ? MOVED : WAITING;
 }
 
-/* ---- a rank and itself --------------------------------------------------------------------------------------- */
+/* ---- a rank and itself
+ * --------------------------------------------------------------------------------------- */
 
 /* The k-th send to oneself goes to the k-th receive from oneself; they are equal in number. */
 static bool copy_to_self(exchange_t *e) {
@@ -154,7 +157,8 @@ static bool copy_to_self(exchange_t *e) {
     return true;
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------------------------ */
+/* ---- the kernel
+ * ------------------------------------------------------------------------------------------------ */
 
 static bool may_touch_all(const exchange_t *e) {
     for (int i = 0; i < e->count; i++)
@@ -196,7 +200,8 @@ static host_progress_t advance(host_kernel_t *kernel) {
     return finished && !kernel->stuck ? HOST_DONE : HOST_BLOCKED;
 }
 
-/* ---- making it --------------------------------------------------------------------------------------------------- */
+/* ---- making it
+ * --------------------------------------------------------------------------------------------------- */
 
 static int count_to_self(const host_plan_t *plan, host_function_t function) {
     int count = 0;

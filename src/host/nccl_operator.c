@@ -43,7 +43,8 @@ ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const cha
         return ncclSuccess;
     host_operator_t *made = find(comm, task->op);
     if (made == NULL)
-        return host_fail(ncclInvalidArgument, "%s: operator %d is unknown to this communicator", function, code);
+        return host_fail(ncclInvalidArgument, "%s: operator %d is unknown to this communicator", function,
+                         code);
     task->op = HOST_USER_OP;
     task->scaled = true;
     task->scalar = made->scalar;
@@ -116,8 +117,8 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
         result = host_comm_check(comm, "ncclRedOpDestroy");
     host_operator_t *made = result == ncclSuccess ? find(comm, op) : NULL;
     if (result == ncclSuccess && made == NULL)
-        result = host_fail(ncclInvalidArgument, "ncclRedOpDestroy: operator %d is unknown to this communicator",
-                           (int)op);
+        result = host_fail(ncclInvalidArgument,
+                           "ncclRedOpDestroy: operator %d is unknown to this communicator", (int)op);
     if (made != NULL)
         made->used = false;
     return host_entry_end(&entry, result);

@@ -11,17 +11,14 @@ const host_shape_t host_shapes[HOST_FUNCTIONS] = {
     [HOST_REDUCE_SCATTER] = {.name = "ncclReduceScatter", .spread = true, .reduces = true},
     [HOST_ALL_TO_ALL] = {.name = "ncclAlltoAll", .spread = true},
     [HOST_GATHER] = {.name = "ncclGather", .rooted = true, .root_takes = true},
-    [HOST_SCATTER] = {.name = "ncclScatter",
-                      .rooted = true,
-                      .root_gives = true,
-                      .spread = true,
-                      .from_root = true},
+    [HOST_SCATTER] =
+        {.name = "ncclScatter", .rooted = true, .root_gives = true, .spread = true, .from_root = true},
     [HOST_SEND] = {.name = "ncclSend"},
     [HOST_RECV] = {.name = "ncclRecv"},
 };
 
-static const char *const type_names[ncclNumTypes] = {"int8",    "uint8",   "int32",   "uint32",
-                                                     "int64",   "uint64",  "float16", "float32",
+static const char *const type_names[ncclNumTypes] = {"int8",    "uint8",    "int32",      "uint32",
+                                                     "int64",   "uint64",   "float16",    "float32",
                                                      "float64", "bfloat16", "float8e4m3", "float8e5m2"};
 static const char *const op_names[] = {"sum", "prod", "max", "min", "avg", "premulsum"};
 
@@ -48,7 +45,8 @@ static words_t describe(host_sketch_t sketch) {
     int length = snprintf(words.text, sizeof words.text, "%s(count=%llu, %s", shape->name,
                           (unsigned long long)sketch.count, type_names[sketch.type]);
     if (shape->reduces)
-        length += snprintf(words.text + length, sizeof words.text - (size_t)length, ", %s", op_names[sketch.op]);
+        length +=
+            snprintf(words.text + length, sizeof words.text - (size_t)length, ", %s", op_names[sketch.op]);
     if (shape->rooted)
         length +=
             snprintf(words.text + length, sizeof words.text - (size_t)length, ", root=%d", (int)sketch.root);
@@ -72,7 +70,8 @@ void host_report_message(ncclComm_t comm, uint32_t number, int from, host_sketch
     host_comm_set_state(comm, ncclInvalidUsage);
 }
 
-/* ---- ranks that wait in different calls ----------------------------------------------------------------- */
+/* ---- ranks that wait in different calls -----------------------------------------------------------------
+ */
 
 static uint32_t pack(host_sketch_t sketch) {
     return (uint32_t)sketch.function | (uint32_t)sketch.type << 8 | (uint32_t)sketch.op << 16 |

@@ -191,16 +191,17 @@ static ncclResult_t open_segment(const host_id_t *id, int *descriptor) {
     char path[64];
     struct stat status;
     if (!host_process_start(id->pid, &start) || start != id->start)
-        return host_fail(ncclSystemError,
-                         "the process that made this unique id (pid %d) is gone; it must live until init is done",
-                         id->pid);
+        return host_fail(
+            ncclSystemError,
+            "the process that made this unique id (pid %d) is gone; it must live until init is done",
+            id->pid);
     snprintf(path, sizeof path, "/proc/%d/fd/%d", id->pid, id->descriptor);
     *descriptor = open(path, O_RDWR | O_CLOEXEC);
     if (*descriptor < 0 && errno == ENOENT)
         return used_up(id);
     if (*descriptor < 0)
-        return host_fail(ncclSystemError, "pid %d does not let this process open its shared segment: %s", id->pid,
-                         strerror(errno));
+        return host_fail(ncclSystemError, "pid %d does not let this process open its shared segment: %s",
+                         id->pid, strerror(errno));
     if (fstat(*descriptor, &status) != 0 || status.st_ino != id->inode) {
         close(*descriptor);
         return used_up(id);
@@ -214,8 +215,8 @@ static ncclResult_t settle_ranks(host_head_t *head, int ranks) {
     if (atomic_compare_exchange_strong(&head->ranks, &found, (uint32_t)ranks) || found == (uint32_t)ranks)
         return ncclSuccess;
     host_segment_break(head, "ranks disagree about their number: one says %d, another %d", (int)found, ranks);
-    return host_fail(ncclInvalidUsage, "ranks disagree about their number: one says %d, another %d", (int)found,
-                     ranks);
+    return host_fail(ncclInvalidUsage, "ranks disagree about their number: one says %d, another %d",
+                     (int)found, ranks);
 }
 
 static ncclResult_t map_whole(int descriptor, int ranks, host_head_t **head) {
@@ -244,8 +245,8 @@ ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head
     } else {
         if (memcmp(front->magic, MAGIC, sizeof MAGIC) != 0 ||
             memcmp(front->secret, id->secret, sizeof id->secret) != 0)
-            result = host_fail(ncclSystemError, "the shared segment of pid %d is not the one of this unique id",
-                               id->pid);
+            result = host_fail(ncclSystemError,
+                               "the shared segment of pid %d is not the one of this unique id", id->pid);
         else
             result = settle_ranks(front, ranks);
         munmap(front, PAGE);

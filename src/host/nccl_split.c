@@ -1,4 +1,5 @@
-/* ncclCommSplit: every rank of the parent says its colour and key; those of one colour become a communicator. */
+/* ncclCommSplit: every rank of the parent says its colour and key; those of one colour become a communicator.
+ */
 #include "nccl.h"
 
 static host_note_t *note_of(host_clique_t *clique, int rank, uint32_t split) {
@@ -6,7 +7,8 @@ static host_note_t *note_of(host_clique_t *clique, int rank, uint32_t split) {
 }
 
 /* Notes of split s are read by all before anybody can write those of split s + 2. */
-static ncclResult_t tell_and_hear(ncclComm_t parent, host_clique_t *clique, uint32_t split, int color, int key) {
+static ncclResult_t tell_and_hear(ncclComm_t parent, host_clique_t *clique, uint32_t split, int color,
+                                  int key) {
     host_note_t *own = note_of(clique, parent->rank, split);
     own->color = color;
     own->key = key;
@@ -103,7 +105,7 @@ static ncclResult_t split_off(host_job_t *job) {
         return result;
     }
     atomic_store(&child->state, ncclSuccess);
-    *job->out = child;
+    __atomic_store_n(job->out, child, __ATOMIC_RELEASE);
     return ncclSuccess;
 }
 
