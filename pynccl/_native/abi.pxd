@@ -222,6 +222,8 @@ cdef extern from "bind/bind.h" nogil:
         pn_device_t *device
     CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream)
     CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track)
+    bint pn_burst_overdue()
+    void pn_burst_reset()
     pn_op_t *pn_done_take()
     bint pn_done_some()
     pn_mailbox_t *pn_mailbox_new()

@@ -22,10 +22,11 @@ from pynccl._native.abi cimport (
     pn_submit,
     pn_submit_group,
 )
+from pynccl._native.completion cimport drain_done
 from pynccl._native.engine cimport cuda_exception
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.view cimport producer_stream, view_of, view_t
-from pynccl._native.work cimport Work, drain_done
+from pynccl._native.work cimport Work
 
 from asyncio import _get_running_loop, current_task
 from threading import get_ident

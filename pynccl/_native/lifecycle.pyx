@@ -26,7 +26,7 @@ from pynccl._native.abi cimport (
 from pynccl._native.ops cimport Operations
 from pynccl._native.work cimport Work, control_work
 
-from pynccl._native.work import start_reaper
+from pynccl._native.completion import start_reaper
 from pynccl.errors import ConfigError, UsageError
 
 # Public names of the configuration's integers, and NCCL's.

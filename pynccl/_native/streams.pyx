@@ -32,7 +32,8 @@ from pynccl._native.engine cimport Engine, cuda_exception
 from pynccl._native.work cimport Work
 
 from pynccl._native.handles import timeout_to_ns
-from pynccl._native.work import start_reaper, stream_handle
+from pynccl._native.completion import start_reaper
+from pynccl._native.work import stream_handle
 from pynccl.errors import ConfigError, UsageError
 
 

@@ -92,7 +92,7 @@ cdef inline int code_of_format(const char *text, Py_ssize_t itemsize) noexcept n
 
 cdef int strided(str name, tuple shape, tuple strides, str unit) except -1:
     """Say which axis breaks C order."""
-    expected = 1
+    expected, axis = 1, 0
     for axis in range(len(shape) - 1, -1, -1):
         if shape[axis] != 1 and strides[axis] != expected:
             break

@@ -1,21 +1,13 @@
 from libc.stdint cimport int64_t
 
-from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
+from pynccl._native.completion cimport Operation
 from pynccl._native.engine cimport Engine
 from pynccl._native.handles cimport CommHandle
 
-cdef class Reactor:
-    cdef pn_mailbox_t *box
-    cdef object loop        # a weak reference
-    cdef object __weakref__
-    cdef int drain_box(self) except -1
-
-cdef class Work:
-    cdef pn_op_t c
+cdef class Work(Operation):
     cdef Engine engine
     cdef CommHandle comm    # None for waits that belong to no communicator
     cdef int64_t spin_ns
-    cdef object keep        # what owns the buffers until the device is done with them
     cdef object source      # the caller's input array, for the type of the result
     cdef object result_array
     cdef object error       # the exception, once it has been asked for
@@ -28,5 +20,4 @@ cdef class Work:
     cdef object failure(self)
     cdef int submitted(self) except -1
 
-cdef int drain_done() except -1
 cdef Work control_work(CommHandle comm, int kind, object timeout)

@@ -1,15 +1,11 @@
-"""Work: what a call returns, and how an event loop learns that it has ended.
+"""Work: what a call returns.
 
-1. A Work owns its native operation. From the submission until the operation comes out of the done list the engine
-   room holds a reference to it, and it holds its arrays: nobody needs to keep a Work for its buffers to live.
-2. Awaiting asks the device first, and makes an asyncio future only if it has to suspend; the loop has one eventfd
-   for everything. Cancelling an await drops that future and nothing else.
-3. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and by the reaper thread
-   for what nobody else has drained within 10 ms.
-4. The outcome is fixed natively, once; an exception is built when somebody asks for it.
+1. Awaiting asks the device first, and makes an asyncio future only if it has to suspend. Cancelling an await drops
+   that future and nothing else.
+2. The outcome is fixed natively, once; an exception is built when somebody asks for it.
+3. A Work of a group that has not ended has no owner yet: it cannot be waited for.
 """
 
-cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -29,12 +25,9 @@ from pynccl._native.abi cimport (
     PN_OK,
     CUresult,
     CUstream,
+    pn_burst_overdue,
+    pn_burst_reset,
     pn_done_some,
-    pn_done_take,
-    pn_forked,
-    pn_mailbox_free,
-    pn_mailbox_new,
-    pn_mailbox_take,
     pn_now_ns,
     pn_op_block,
     pn_op_finished,
@@ -43,17 +36,13 @@ from pynccl._native.abi cimport (
     pn_op_spin,
     pn_op_t,
     pn_op_wait,
-    pn_reaper_stop,
-    pn_reaper_wait,
     pn_wait_t,
 )
+from pynccl._native.completion cimport Operation, Reactor, drain_done, reactor_of
 from pynccl._native.engine cimport cuda_exception, nccl_exception
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.view cimport as_native, dtype_name
 
-import atexit
-import threading
-import weakref
 from asyncio import Future, _get_running_loop
 
 from pynccl import errors
@@ -66,163 +55,16 @@ cdef extern from "Python.h":
         sendfunc am_send
     ctypedef struct TypeObject "PyTypeObject":
         PyAsyncMethods *tp_as_async
-    void PyType_Modified(PyObject *)
+    void PyType_Modified(TypeObject *)
     int PyErr_CheckSignals() except -1
-
-cdef extern from *:
-    """
-    /* Awaits of finished work on this thread since it last went through its loop, and since when. */
-    static _Thread_local int pn_burst_count;
-    static _Thread_local int64_t pn_burst_start;
-    """
-    int pn_burst_count
-    int64_t pn_burst_start
-
-cdef enum:
-    BURST_AWAITS = 128
-    BURST_NS = 500000
 
 cdef object new_future = Future
 cdef object running_loop = _get_running_loop
 
 
-# ---- draining -----------------------------------------------------------------------------------------------
-
-cdef int drain_done() except -1:
-    """Let go of everything that the device is done with."""
-    cdef pn_op_t *op = pn_done_take()
-    cdef pn_op_t *following
-    cdef Work work
-    while op != NULL:
-        following = op.next_done
-        work = <Work>op.owner
-        work.keep = None
-        Py_DECREF(work)
-        op = following
-    return 0
-
-
-def _reap():
-    """The reaper thread: drains what no issue, poll or loop has come for."""
-    while True:
-        with nogil:
-            again = pn_reaper_wait()
-        if not again:
-            return
-        drain_done()
-        sweep()
-
-
-cdef object reaper = None
-cdef object starting = threading.Lock()
-
-
-def start_reaper():
-    """Start the reaper thread, with the first communicator of the process."""
-    global reaper
-    with starting:
-        if reaper is None:
-            reaper = threading.Thread(target=_reap, name="pynccl-reaper", daemon=True)
-            reaper.start()
-            atexit.register(stop_reaper)
-
-
-def stop_reaper():
-    """Stop the reaper; at exit, so that no thread runs Python while the interpreter goes."""
-    with nogil:
-        pn_reaper_stop()
-
-
-# ---- loops ----------------------------------------------------------------------------------------------------
-
-cdef dict reactors = {}
-
-
-cdef class Reactor:
-    """One event loop's side: an eventfd in its selector, and the mailbox behind it."""
-
-    def __cinit__(self, loop):
-        self.box = pn_mailbox_new()
-        if self.box == NULL:
-            raise OSError("no eventfd could be made for the event loop")
-        self.loop = weakref.ref(loop)
-
-    def __dealloc__(self):
-        # Every wait's token holds a reference to its reactor, so none is left here.
-        if self.box != NULL and not pn_forked:
-            pn_mailbox_free(self.box)
-
-    cdef int drain_box(self) except -1:
-        cdef pn_wait_t *wait
-        cdef pn_wait_t *following
-        with nogil:
-            wait = pn_mailbox_take(self.box)
-        loop = self.loop()
-        closed = loop is None or loop.is_closed()
-        while wait != NULL:
-            following = wait.next
-            _, work, futures = <tuple>wait.token
-            Py_DECREF(<tuple>wait.token)
-            PyMem_Free(wait)
-            wait = following
-            if closed:
-                continue
-            for future in <list>futures:
-                if type(future) is tuple:
-                    settle((<tuple>future)[0], <Work>work)
-                elif not future.done():
-                    future.set_result(None)
-        return 0
-
-    def on_readable(self):
-        """Called by the loop: deliver everything that has ended since the last time."""
-        went_through_loop()
-        self.drain_box()
-        if pn_done_some():
-            drain_done()
-
-
-cdef int settle(object future, Work work) except -1:
-    if future.done():
-        return 0
-    error = work.failure()
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(work.outcome())
-    return 0
-
-
-cdef void went_through_loop() noexcept:
-    global pn_burst_count, pn_burst_start
-    pn_burst_count = 0
-    pn_burst_start = 0
-
-
-def sweep():
-    """Forget the loops that were closed, and what was still addressed to them."""
-    for key, reactor in list(reactors.items()):
-        loop = (<Reactor>reactor).loop()
-        if loop is None or loop.is_closed():
-            (<Reactor>reactor).drain_box()
-            reactors.pop(key, None)
-
-
-cdef Reactor reactor_of(object loop):
-    found = reactors.get(id(loop))
-    if found is not None and (<Reactor>found).loop() is loop:
-        return found
-    sweep()
-    made = Reactor(loop)
-    loop.add_reader((<Reactor>made).box.fd, made.on_readable)
-    reactors[id(loop)] = made
-    return made
-
-
 # ---- the awaitable ----------------------------------------------------------------------------------------------
 
-@cython.freelist(256)
-cdef class Work:
+cdef class Work(Operation):
     """An operation that has been called: its place in its communicator's order is fixed.
 
     Awaitable any number of times, by several tasks and from several loops; cancelling an await ends that wait
@@ -409,8 +251,18 @@ cdef class Work:
         self.submitted()
         future = new_future(loop=loop)
         if self.poll() or not add_wait(self, reactor_of(loop), (future,)):
-            settle(future, self)
+            self.settle(future)
         return future
+
+    def settle(self, future):
+        """Give an asyncio.Future the outcome of this operation, which has ended."""
+        if future.done():
+            return
+        error = self.failure()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(self.outcome())
 
     @property
     def out(self):
@@ -485,19 +337,6 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
     return True
 
 
-cdef bint overdue() noexcept:
-    """Whether this thread has awaited finished work for so long that its loop should have a turn."""
-    global pn_burst_count, pn_burst_start
-    cdef int64_t now = pn_now_ns()
-    if pn_burst_count == 0:
-        pn_burst_start = now
-    pn_burst_count += 1
-    if pn_burst_count >= BURST_AWAITS or now - pn_burst_start >= BURST_NS:
-        pn_burst_count = 0
-        return True
-    return False
-
-
 cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except -1:
     """am_send: finish, or suspend on a future."""
     cdef Work work = <Work>self
@@ -514,13 +353,13 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
                 raise RuntimeError("awaiting a Work needs a running asyncio event loop")
             future = new_future(loop=loop)
             if add_wait(work, reactor_of(loop), future):
-                went_through_loop()
+                pn_burst_reset()
                 future._asyncio_future_blocking = True
                 Py_INCREF(future)
                 result[0] = <PyObject *>future
                 return PYGEN_NEXT
             work.poll()
-    elif overdue():
+    elif pn_burst_overdue():
         Py_INCREF(None)
         result[0] = <PyObject *>None
         return PYGEN_NEXT
@@ -534,7 +373,7 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
 
 
 (<TypeObject *>Work).tp_as_async.am_send = <sendfunc><void *>work_send
-PyType_Modified(<PyObject *>Work)
+PyType_Modified(<TypeObject *>Work)
 
 
 # ---- control operations ---------------------------------------------------------------------------------------

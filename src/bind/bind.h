@@ -355,6 +355,10 @@ void pn_op_recycle(pn_op_t *op);                            /* its event, hand-o
 void pn_track_append(pn_track_t *track, pn_op_t *op);      /* device->lock held */
 void pn_track_poll(pn_track_t *track);                     /* no lock held */
 void pn_waiter_ring(bool now);                             /* something is pending; `now`: somebody waits */
+/* Fairness: whether this thread has awaited finished work so often, or for so long, that its loop should have a
+ * turn; and that it has just had one. */
+bool pn_burst_overdue(void);
+void pn_burst_reset(void);
 pn_mailbox_t *pn_mailbox_new(void);
 pn_wait_t *pn_mailbox_take(pn_mailbox_t *box); /* resets the signal, then takes all, oldest first */
 void pn_mailbox_free(pn_mailbox_t *box);

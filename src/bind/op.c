@@ -91,6 +91,28 @@ pn_op_t *pn_done_take(void) {
     return oldest;
 }
 
+/* ---- fairness ------------------------------------------------------------------------------------- */
+
+#define BURST_AWAITS 128
+#define BURST_NS (500 * 1000)
+
+static _Thread_local int burst_count;
+static _Thread_local int64_t burst_start;
+
+bool pn_burst_overdue(void) {
+    int64_t now = pn_now_ns();
+    if (burst_count++ == 0)
+        burst_start = now;
+    if (burst_count < BURST_AWAITS && now - burst_start < BURST_NS)
+        return false;
+    burst_count = 0;
+    return true;
+}
+
+void pn_burst_reset(void) {
+    burst_count = 0;
+}
+
 /* ---- mailboxes ------------------------------------------------------------------------------------ */
 
 pn_mailbox_t *pn_mailbox_new(void) {

@@ -1,0 +1,14 @@
+from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
+
+cdef class Operation:
+    cdef pn_op_t c
+    cdef object keep
+
+cdef class Reactor:
+    cdef pn_mailbox_t *box
+    cdef object loop        # a weak reference
+    cdef object __weakref__
+    cdef int drain_box(self) except -1
+
+cdef int drain_done() except -1
+cdef Reactor reactor_of(object loop)

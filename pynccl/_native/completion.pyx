@@ -1,0 +1,150 @@
+"""How the interpreter learns that operations have ended: the done list, the event loops, the reaper.
+
+1. From its submission until it comes out of the done list, the engine room holds a reference to an Operation, and the
+   Operation holds its arrays: nobody needs to keep it for its buffers to live.
+2. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and by the reaper thread
+   for what nobody else has drained within 10 ms.
+3. Each loop has one eventfd and one mailbox. A wait's token holds its Reactor, so that a mailbox outlives every wait
+   that is addressed to it; what was addressed to a closed loop is swept away.
+"""
+
+from cpython.mem cimport PyMem_Free
+from cpython.ref cimport Py_DECREF
+
+from pynccl._native.abi cimport (
+    pn_burst_reset,
+    pn_done_some,
+    pn_done_take,
+    pn_forked,
+    pn_mailbox_free,
+    pn_mailbox_new,
+    pn_mailbox_take,
+    pn_op_t,
+    pn_reaper_stop,
+    pn_reaper_wait,
+    pn_wait_t,
+)
+
+import atexit
+import threading
+import weakref
+
+
+cdef class Operation:
+    """A native operation, and what owns its buffers until the device is done with them."""
+
+
+# ---- draining -----------------------------------------------------------------------------------------------
+
+cdef int drain_done() except -1:
+    """Let go of everything that the device is done with."""
+    cdef pn_op_t *op = pn_done_take()
+    cdef pn_op_t *following
+    cdef Operation held
+    while op != NULL:
+        following = op.next_done
+        held = <Operation>op.owner
+        held.keep = None
+        Py_DECREF(held)
+        op = following
+    return 0
+
+
+def _reap():
+    """The reaper thread: drains what no issue, poll or loop has come for."""
+    while True:
+        with nogil:
+            again = pn_reaper_wait()
+        if not again:
+            return
+        drain_done()
+        sweep()
+
+
+cdef object reaper = None
+cdef object starting = threading.Lock()
+
+
+def start_reaper():
+    """Start the reaper thread, with the first communicator of the process."""
+    global reaper
+    with starting:
+        if reaper is None:
+            reaper = threading.Thread(target=_reap, name="pynccl-reaper", daemon=True)
+            reaper.start()
+            atexit.register(stop_reaper)
+
+
+def stop_reaper():
+    """Stop the reaper; at exit, so that no thread runs Python while the interpreter goes."""
+    with nogil:
+        pn_reaper_stop()
+
+
+# ---- loops ----------------------------------------------------------------------------------------------------
+
+cdef dict reactors = {}
+
+
+cdef class Reactor:
+    """One event loop's side: an eventfd in its selector, and the mailbox behind it."""
+
+    def __cinit__(self, loop):
+        self.box = pn_mailbox_new()
+        if self.box == NULL:
+            raise OSError("no eventfd could be made for the event loop")
+        self.loop = weakref.ref(loop)
+
+    def __dealloc__(self):
+        # Every wait's token holds a reference to its reactor, so none is left here.
+        if self.box != NULL and not pn_forked:
+            pn_mailbox_free(self.box)
+
+    cdef int drain_box(self) except -1:
+        cdef pn_wait_t *wait
+        cdef pn_wait_t *following
+        with nogil:
+            wait = pn_mailbox_take(self.box)
+        loop = self.loop()
+        closed = loop is None or loop.is_closed()
+        while wait != NULL:
+            following = wait.next
+            _, work, futures = <tuple>wait.token
+            Py_DECREF(<tuple>wait.token)
+            PyMem_Free(wait)
+            wait = following
+            if closed:
+                continue
+            for future in <list>futures:
+                if type(future) is tuple:
+                    work.settle((<tuple>future)[0])
+                elif not future.done():
+                    future.set_result(None)
+        return 0
+
+    def on_readable(self):
+        """Called by the loop: deliver everything that has ended since the last time."""
+        pn_burst_reset()
+        self.drain_box()
+        if pn_done_some():
+            drain_done()
+
+
+def sweep():
+    """Forget the loops that were closed, and what was still addressed to them."""
+    for key, reactor in list(reactors.items()):
+        loop = (<Reactor>reactor).loop()
+        if loop is None or loop.is_closed():
+            (<Reactor>reactor).drain_box()
+            reactors.pop(key, None)
+
+
+cdef Reactor reactor_of(object loop):
+    found = reactors.get(id(loop))
+    if found is not None and (<Reactor>found).loop() is loop:
+        return found
+    sweep()
+    made = Reactor(loop)
+    loop.add_reader((<Reactor>made).box.fd, made.on_readable)
+    reactors[id(loop)] = made
+    return made
