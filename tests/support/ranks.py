@@ -7,8 +7,8 @@ in any case: a crash is then a failed test and not a dead test run, and the sett
 host engine, which are read once a process, are those of this test.
 
 One deadline covers all ranks. When it passes, or when a rank has failed and the others do not
-end by themselves soon after, what is left says where it hangs and is killed. Every rank's
-output is printed, so that pytest shows it with a failure.
+end by themselves soon after, what is left says where it hangs and is killed. The ends of all
+ranks' outputs are in the exception, or printed where there is none.
 
 `env={"PYNCCL_TEST_LOOP": "uvloop"}` runs the ranks on uvloop, `env={"PYTHONASYNCIODEBUG":
 "1"}` in asyncio's debug mode.
@@ -46,6 +46,8 @@ Temper: TypeAlias = Literal["quick", "gpulike"]
 
 GRACE_S = 5.0
 """How long the other ranks may take to end by themselves after one has failed."""
+SHOWN_LINES = 100
+"""How much of a rank's output is shown."""
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "PMI_", "PMIX_", "SLURM_")
 
 
@@ -104,7 +106,6 @@ def run_ranks(
                 child.signal(signal.SIGKILL)
                 child.process.wait()
         reports = "\n".join(child.report() for child in children)
-        print(reports)
         title = f"{name} on {ranks} ranks ({layout}, {temper})"
         if any(child.failed for child in children):
             raise RanksFailed(f"{title}\n{reports}")
@@ -114,6 +115,7 @@ def run_ranks(
             raise RanksFailed(
                 f"{title}: ranks {silent} ended before the function did\n{reports}"
             )
+        print(reports)
         return [json.loads(v.read_bytes()) if v.exists() else None for v in values.values()]
 
 
@@ -155,8 +157,10 @@ class _Child:
         status = self.killed or f"exit status {self.process.returncode}"
         if self.wanted:
             status += f", {self.wanted} expected"
-        text = self.output.read_text(errors="replace").rstrip()
-        return f"---- {self.name}: {status}\n{text}".rstrip()
+        lines = self.output.read_text(errors="replace").splitlines()
+        if len(lines) > SHOWN_LINES:
+            lines = [f"({len(lines) - SHOWN_LINES} lines before)", *lines[-SHOWN_LINES:]]
+        return "\n".join([f"---- {self.name}: {status}", *lines])
 
 
 def _locate(function: RankFunction | str) -> tuple[str, str]:
