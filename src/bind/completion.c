@@ -2,7 +2,7 @@
  * with pending work, and the deadlines. It sleeps for good when nothing is pending, and never sits in a driver
  * call that nothing could wake.
  *
- * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 1 ms. Work is pending, but nobody waits
+ * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 0.5 ms. Work is pending, but nobody waits
  * yet: naps of 5 ms, enough for deadlines and for the release of buffers. Nothing is pending: a few more such
  * naps, so that a loop that issues and awaits in turn does not wake it each time, and then a sleep without end.
  */
@@ -16,7 +16,7 @@
 #include <sys/prctl.h>
 
 #define NAP_MIN_NS 5000
-#define NAP_MAX_NS (1000 * 1000)
+#define NAP_MAX_NS (500 * 1000) /* an await has returned 1 ms after the completion */
 #define NAP_COARSE_NS (5 * 1000 * 1000)
 #define NAPS_BEFORE_SLEEP 4
 #define ERROR_PERIOD_MIN_NS (1000 * 1000)
