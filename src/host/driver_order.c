@@ -102,8 +102,7 @@ CUresult host_stream_submit(CUstream handle, host_work_t *work) {
         host_gate_done(device, work);
         return result;
     }
-    if (synchronous)
-        host_place_wait(host_stream_end(stream),
-                        device); /* what goes wrong there is sticky: the next call says so */
+    if (synchronous) /* what goes wrong there is sticky: the next call says so */
+        host_place_wait(host_stream_end(stream), device);
     return CUDA_SUCCESS;
 }
