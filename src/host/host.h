@@ -46,8 +46,9 @@ typedef struct {
     bool refuse_foreign;      /* PYNCCL_HOST_POINTERS=own: memory that the engine did not give is refused */
     uint32_t launch_cost_ns;  /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
     uint32_t launch_depth;    /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
-    uint32_t read_delay_ns;   /* gpulike: upper bound of the random delay before a kernel reads; 200 us */
-    uint64_t seed;            /* PYNCCL_HOST_SEED, for every random choice */
+    /* gpulike: the most that a kernel waits, at random, before it reads; PYNCCL_HOST_READ_DELAY_US, 200 */
+    uint32_t read_delay_ns;
+    uint64_t seed; /* PYNCCL_HOST_SEED, for every random choice */
 } host_config_t;
 
 /* The settings; the environment is read once, at the first call of any exported function. */
