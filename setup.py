@@ -15,7 +15,15 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 # Floating-point results are part of the engine's contract: no contraction, whatever CFLAGS say.
-C_FLAGS = ["-std=gnu11", "-O3", "-g", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+C_FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-g",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+]
 
 
 def c_sources(room: str) -> list[str]:
@@ -43,7 +51,10 @@ class BuildExt(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         last = fullname.rpartition(".")[2]
         for extension in self.extensions:
-            if isinstance(extension, SharedObject) and extension.name.rpartition(".")[2] == last:
+            if (
+                isinstance(extension, SharedObject)
+                and extension.name.rpartition(".")[2] == last
+            ):
                 return str(Path(*fullname.split("."))) + ".so"
         return super().get_ext_filename(fullname)
 

@@ -1,6 +1,6 @@
 """Pass an array round a ring of ranks until everybody has seen everybody's.
 
-    python examples/02_send_recv.py [--ranks 4] [--device cpu]
+python examples/02_send_recv.py [--ranks 4] [--device cpu]
 """
 
 import argparse
@@ -30,7 +30,9 @@ async def rank_main(comm: pynccl.Communicator) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--device", default="cpu", choices=["cpu"], help="NumPy arrays: the CPU")
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu"], help="NumPy arrays: the CPU"
+    )
     arguments = parser.parse_args()
     comms = await pynccl.create_all([f"{arguments.device}:{i}" for i in range(arguments.ranks)])
     await asyncio.gather(*(rank_main(comm) for comm in comms))

@@ -1,6 +1,6 @@
 """Three operations as one: a group is issued together at the end of its block.
 
-    python examples/03_group.py [--ranks 2] [--device cpu]
+python examples/03_group.py [--ranks 2] [--device cpu]
 """
 
 import argparse
@@ -23,13 +23,18 @@ async def rank_main(comm: pynccl.Communicator) -> None:
     assert np.allclose(gradients, (comm.size + 1) / 2)
     assert loss[0] == comm.size - 1
     assert settings.tolist() == [7, 8, 9]
-    print(f"rank {comm.rank} of {comm.size}: {len(issued.works)} operations, all right", flush=True)
+    print(
+        f"rank {comm.rank} of {comm.size}: {len(issued.works)} operations, all right",
+        flush=True,
+    )
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--device", default="cpu", choices=["cpu"], help="NumPy arrays: the CPU")
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu"], help="NumPy arrays: the CPU"
+    )
     arguments = parser.parse_args()
     comms = await pynccl.create_all([f"{arguments.device}:{i}" for i in range(arguments.ranks)])
     await asyncio.gather(*(rank_main(comm) for comm in comms))

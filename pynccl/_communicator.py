@@ -215,7 +215,9 @@ async def create_all(
     unique_id = await asyncio.to_thread(engine.unique_id)
     made = await asyncio.gather(
         *(
-            Communicator._bring_up(engine, ordinal, len(places), rank, unique_id, config, timeout)
+            Communicator._bring_up(
+                engine, ordinal, len(places), rank, unique_id, config, timeout
+            )
             for rank, (_, ordinal) in enumerate(places)
         ),
         return_exceptions=True,

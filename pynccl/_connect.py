@@ -92,7 +92,9 @@ class Connecting:
         await self._comm.__aexit__(kind, error, trace)
 
     async def _open(self) -> Communicator:
-        from pynccl import _bootstrap  # costs an import of ssl and json: only for those who connect
+        from pynccl import (
+            _bootstrap,
+        )  # costs an import of ssl and json: only for those who connect
 
         loop = asyncio.get_running_loop()
         end = loop.time() + self._timeout
@@ -150,8 +152,12 @@ class Connecting:
                 await session.report(ok=True, timeout=left if left > 0 else math.inf)
                 return comm
             # Somebody failed or vanished: the others' init would wait for it until the deadline.
-            await session.report(ok=False, message="another rank was lost before the end of init")
-            raise DeadlineError("connect: a rank was lost while the communicator was initialised")
+            await session.report(
+                ok=False, message="another rank was lost before the end of init"
+            )
+            raise DeadlineError(
+                "connect: a rank was lost while the communicator was initialised"
+            )
         except BaseException as error:
             if making.done() and not making.cancelled() and making.exception() is None:
                 await making.result().abort()

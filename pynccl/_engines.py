@@ -130,7 +130,9 @@ def resolve(device: str | int | None, local_rank: int = 0) -> tuple[Engine, int]
     else:
         match = _DEVICE.fullmatch(str(device))
         if match is None:
-            raise ConfigError(f'device must be "cuda:N", "cpu", "cpu:N" or a number, not {device!r}')
+            raise ConfigError(
+                f'device must be "cuda:N", "cpu", "cpu:N" or a number, not {device!r}'
+            )
         ordinal = int(match[2]) if match[2] else None
         if match[1] == "cuda":
             kind = "nccl"

@@ -66,7 +66,9 @@ class Group:
     def __await__(self) -> Generator[Any, Any, list[Any]]:
         """Wait for all of them; gives their results in call order."""
         if self._state != "ended":
-            raise UsageError("a group can be awaited when its block has ended: until then nothing is issued")
+            raise UsageError(
+                "a group can be awaited when its block has ended: until then nothing is issued"
+            )
         return self._all().__await__()
 
     async def _all(self) -> list[Any]:

@@ -12,13 +12,7 @@ typedef struct {
     uint32_t minor;
 } DLPackVersion;
 
-typedef enum {
-    kDLCPU = 1,
-    kDLCUDA = 2,
-    kDLCUDAHost = 3,
-    kDLROCM = 10,
-    kDLCUDAManaged = 13
-} DLDeviceType;
+typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLROCM = 10, kDLCUDAManaged = 13 } DLDeviceType;
 
 typedef struct {
     int32_t device_type; /* a DLDeviceType; an int, since producers may know more of them than we do */

@@ -1,9 +1,9 @@
 /* Abort: the one way out of a call or a kernel that waits for a peer who will not come.
  *
- * In one native group, on a thread of its own: raise the abort flags of all the communicators (one after another
- * alone they can wait for each other), wait until no thread of ours is inside a call on them, then close the
- * group, which reclaims them. If a thread does not come out within the bound, or the group's end does not
- * return, the handles are abandoned: never freed under a running call, and counted.
+ * In one native group, on a thread of its own: raise the abort flags of all the communicators (one after
+ * another alone they can wait for each other), wait until no thread of ours is inside a call on them, then
+ * close the group, which reclaims them. If a thread does not come out within the bound, or the group's end
+ * does not return, the handles are abandoned: never freed under a running call, and counted.
  */
 #define _GNU_SOURCE
 #include "bind.h"

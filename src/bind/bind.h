@@ -16,8 +16,8 @@
  *
  * Life of an operation. The owner (a Work object) embeds it and must stay alive from pn_submit until the
  * operation has come out of pn_done_take: until then the device may use its buffers. It ends in two steps:
- * finished (the outcome is fixed, waiters are told) and released (the buffers are free; put on the done list).
- * After a success both come together. After a failure the release waits until the abort has returned.
+ * finished (the outcome is fixed, waiters are told) and released (the buffers are free; put on the done
+ * list). After a success both come together. After a failure the release waits until the abort has returned.
  *
  * Failure wins: `state` is read under device->lock when an event is found complete; in a communicator that is
  * not PN_READY (or closing) no event counts as a success.
@@ -34,7 +34,7 @@
 #include "loader.h"
 
 #define PN_IN_FLIGHT_LIMIT 128 /* a device's launch queue is about 1000 deep, and not ours alone */
-#define PN_POLL_BATCH 32 /* pending operations of a communicator at which an issue polls them */
+#define PN_POLL_BATCH 32       /* pending operations of a communicator at which an issue polls them */
 #define PN_DETAIL_BYTES 1024
 #define PN_NO_DEADLINE INT64_MAX
 #define PN_SCRATCH_SLOTS 1024
@@ -146,10 +146,10 @@ struct pn_op {
     uint64_t seq;
     int64_t issued_ns;
     int64_t ended_ns;
-    CUevent event; /* NULL: its group's last operation on the same stream carries the event */
-    bool foreign_event; /* the event is the caller's: not ours to recycle */
-    CUevent timed[2];   /* begin and end, where the owner wants the duration; the owner's */
-    CUevent from;  /* the hand-off event on the caller's stream, for a deferred call */
+    CUevent event;         /* NULL: its group's last operation on the same stream carries the event */
+    bool foreign_event;    /* the event is the caller's: not ours to recycle */
+    CUevent timed[2];      /* begin and end, where the owner wants the duration; the owner's */
+    CUevent from;          /* the hand-off event on the caller's stream, for a deferred call */
     struct pn_gate *gates; /* streams held back until it has run */
     bool gates_closed;     /* the releases are on the stream: no gate can be added any more */
     pn_track_t *track;
@@ -185,7 +185,8 @@ struct pn_device {
     CUevent *events;   /* idle ones */
     int event_count, event_room;
     pn_gate_t *gates;
-    CUdeviceptr scratch; /* slots for barrier(): one allocation for the device's life, never freed under work */
+    CUdeviceptr
+        scratch; /* slots for barrier(): one allocation for the device's life, never freed under work */
     uint64_t scratch_used[PN_SCRATCH_SLOTS / 64];
     int in_flight;
     uint64_t issued_total, ended_total;
@@ -281,8 +282,8 @@ void pn_comm_drop(pn_comm_t *comm); /* the owner's reference; aborts off-thread 
 /* Fail every unfinished operation, `culprit` (or NULL) with `why` itself and the others with PN_FROM_COMM.
  * The first failure stays. Takes device->lock. */
 void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_t state, const char *detail);
-/* Fail what is pending now; then, on a helper thread, raise every abort flag in one native group, wait at most
- * `bound_ns` for threads inside a call, and reclaim. Finishes and releases `op` (or NULL): PN_OK, or
+/* Fail what is pending now; then, on a helper thread, raise every abort flag in one native group, wait at
+ * most `bound_ns` for threads inside a call, and reclaim. Finishes and releases `op` (or NULL): PN_OK, or
  * PN_FROM_ABORT if a handle had to be abandoned. */
 void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns);
 void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
@@ -322,7 +323,7 @@ CUresult pn_after_call(pn_op_t *op, CUstream stream);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
-extern bool pn_launch_blocking; /* CUDA_LAUNCH_BLOCKING: every launch waits, so nothing is inline */
+extern bool pn_launch_blocking;        /* CUDA_LAUNCH_BLOCKING: every launch waits, so nothing is inline */
 bool pn_contacted(const pn_op_t *op);  /* device->lock held */
 void pn_mark_contacted(pn_op_t *op);   /* device->lock held */
 void pn_repair_depth(pn_comm_t *comm); /* after a failed call outside a group: semantics of leaked depth */
@@ -336,27 +337,27 @@ static inline bool pn_op_finished(pn_op_t *op) {
 }
 /* Fix the outcome and tell the waiters. Its links are already undone. No lock held. */
 void pn_op_finish(pn_op_t *op, pn_outcome_t outcome);
-void pn_op_release(pn_op_t *op);              /* its buffers are free: onto the done list */
-pn_op_t *pn_done_take(void);                  /* the whole done list, oldest first; chained by next_done */
+void pn_op_release(pn_op_t *op); /* its buffers are free: onto the done list */
+pn_op_t *pn_done_take(void);     /* the whole done list, oldest first; chained by next_done */
 bool pn_done_some(void);
 /* Add a wait; false if the operation has finished. */
 bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
-/* Wait for what is now on a stream, or for an event that the caller has recorded and keeps. op->comm need not be
- * set; `track` (for an event) is the caller's, and lives as long as the operation. A deadline or an error ends that
- * wait alone. */
+/* Wait for what is now on a stream, or for an event that the caller has recorded and keeps. op->comm need not
+ * be set; `track` (for an event) is the caller's, and lives as long as the operation. A deadline or an error
+ * ends that wait alone. */
 CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream);
 CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track);
 /* Ask the device now, and complete what has ended; true if `op` has finished. Makes native calls. */
 bool pn_op_poll(pn_op_t *op);
-bool pn_op_spin(pn_op_t *op, int64_t budget_ns);           /* poll until finished or the budget is spent */
-bool pn_op_block(pn_op_t *op, int64_t until_ns);           /* for threads without a loop */
-CUresult pn_op_order(pn_op_t *op, CUstream stream);        /* stream waits for op, with no host wait */
-void pn_op_recycle(pn_op_t *op);                            /* its event, hand-off and gate */
-void pn_track_append(pn_track_t *track, pn_op_t *op);      /* device->lock held */
-void pn_track_poll(pn_track_t *track);                     /* no lock held */
-void pn_waiter_ring(bool now);                             /* something is pending; `now`: somebody waits */
-/* Fairness: whether this thread has awaited finished work so often, or for so long, that its loop should have a
- * turn; and that it has just had one. */
+bool pn_op_spin(pn_op_t *op, int64_t budget_ns);      /* poll until finished or the budget is spent */
+bool pn_op_block(pn_op_t *op, int64_t until_ns);      /* for threads without a loop */
+CUresult pn_op_order(pn_op_t *op, CUstream stream);   /* stream waits for op, with no host wait */
+void pn_op_recycle(pn_op_t *op);                      /* its event, hand-off and gate */
+void pn_track_append(pn_track_t *track, pn_op_t *op); /* device->lock held */
+void pn_track_poll(pn_track_t *track);                /* no lock held */
+void pn_waiter_ring(bool now);                        /* something is pending; `now`: somebody waits */
+/* Fairness: whether this thread has awaited finished work so often, or for so long, that its loop should have
+ * a turn; and that it has just had one. */
 bool pn_burst_overdue(void);
 void pn_burst_reset(void);
 pn_mailbox_t *pn_mailbox_new(void);
@@ -384,7 +385,7 @@ static inline void pn_link_remove(pn_link_t *link) {
     link->next->prev = link->prev;
     pn_link_init(link);
 }
-#define PN_OWNER(link, type, member) ((type *)((char *)(link)-offsetof(type, member)))
+#define PN_OWNER(link, type, member) ((type *)((char *)(link) - offsetof(type, member)))
 
 int64_t pn_now_ns(void);
 

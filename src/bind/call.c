@@ -36,10 +36,10 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
     ncclDataType_t type = (ncclDataType_t)op->datatype;
     ncclRedOp_t redop = (ncclRedOp_t)op->redop;
     ncclComm_t handle = comm->handle;
-#define CALL(name, ...)                                                                                    \
-    do {                                                                                                   \
-        *function = #name;                                                                                 \
-        return nccl->name(__VA_ARGS__);                                                                    \
+#define CALL(name, ...)                                                                                      \
+    do {                                                                                                     \
+        *function = #name;                                                                                   \
+        return nccl->name(__VA_ARGS__);                                                                      \
     } while (0)
     switch (op->kind) {
     case PN_ALL_REDUCE:
@@ -79,8 +79,8 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
     return exchange(op, stream);
 }
 
-/* NCCL connects an algorithm when it is first chosen, and it chooses by function, operator, type and size; point
- * to point connects each peer. What has been through once will not wait for peers again. */
+/* NCCL connects an algorithm when it is first chosen, and it chooses by function, operator, type and size;
+ * point to point connects each peer. What has been through once will not wait for peers again. */
 static uint64_t *contact_word(const pn_op_t *op, uint64_t *bit) {
     int class = 0;
     for (size_t bytes = op->nbytes; bytes > 1; bytes >>= 1)

@@ -1,10 +1,11 @@
 /* The waiter: one thread that polls the oldest event of each stream, the async error of each communicator
- * with pending work, and the deadlines. It sleeps for good when nothing is pending, and never sits in a driver
- * call that nothing could wake.
+ * with pending work, and the deadlines. It sleeps for good when nothing is pending, and never sits in a
+ * driver call that nothing could wake.
  *
- * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 0.5 ms. Work is pending, but nobody waits
- * yet: naps of 5 ms, enough for deadlines and for the release of buffers. Nothing is pending: a few more such
- * naps, so that a loop that issues and awaits in turn does not wake it each time, and then a sleep without end.
+ * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 0.5 ms. Work is pending, but nobody
+ * waits yet: naps of 5 ms, enough for deadlines and for the release of buffers. Nothing is pending: a few
+ * more such naps, so that a loop that issues and awaits in turn does not wake it each time, and then a sleep
+ * without end.
  */
 #define _GNU_SOURCE
 #include "bind.h"
@@ -53,7 +54,8 @@ void pn_waiter_ring(bool now) {
     }
 }
 
-/* ---- polling a track ------------------------------------------------------------------------------------ */
+/* ---- polling a track ------------------------------------------------------------------------------------
+ */
 
 void pn_track_append(pn_track_t *track, pn_op_t *op) {
     pn_device_t *device = track->device;
@@ -127,8 +129,8 @@ static void complete(pn_track_t *track, pn_op_t *last, uint64_t seq) {
 }
 
 /* The first operation from the head that carries an event, and the newest; false if there is none. */
-static bool ends(pn_track_t *track, pn_op_t **first, uint64_t *first_seq, CUevent *first_event, pn_op_t **last,
-                 uint64_t *last_seq, CUevent *last_event) {
+static bool ends(pn_track_t *track, pn_op_t **first, uint64_t *first_seq, CUevent *first_event,
+                 pn_op_t **last, uint64_t *last_seq, CUevent *last_event) {
     pn_device_t *device = track->device;
     *first = *last = NULL;
     pthread_mutex_lock(&device->lock);
@@ -210,7 +212,8 @@ void pn_track_poll(pn_track_t *track) {
     pn_leave(device, &saved);
 }
 
-/* ---- failure -------------------------------------------------------------------------------------------- */
+/* ---- failure --------------------------------------------------------------------------------------------
+ */
 
 void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_t state, const char *detail) {
     pn_device_t *device = comm->device;
@@ -276,7 +279,8 @@ static void poll_error(pn_comm_t *comm) {
                      detail);
 }
 
-/* ---- the walk --------------------------------------------------------------------------------------------- */
+/* ---- the walk ---------------------------------------------------------------------------------------------
+ */
 
 typedef struct {
     bool pending;

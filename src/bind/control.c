@@ -1,4 +1,5 @@
-/* A communicator's beginning and end: init, split, finalize and destroy through its lane, abort on a helper. */
+/* A communicator's beginning and end: init, split, finalize and destroy through its lane, abort on a helper.
+ */
 #define _GNU_SOURCE
 #include "bind.h"
 
@@ -16,8 +17,8 @@ static uint64_t hash(const void *bytes, size_t count, uint64_t seed) {
     return value;
 }
 
-/* Management calls allocate and synchronise: behind a collective that waits for peers they would wait too, with
- * the device in their hands. So they begin when what we have on the device at this moment has ended. */
+/* Management calls allocate and synchronise: behind a collective that waits for peers they would wait too,
+ * with the device in their hands. So they begin when what we have on the device at this moment has ended. */
 static bool drained(pn_comm_t *comm, bool own_only) {
     pn_device_t *device = comm->device;
     pthread_mutex_lock(&device->lock);
@@ -87,8 +88,9 @@ static void run_init(pn_task_t *task, pn_comm_t *comm) {
         bool known = sched_getaffinity(0, sizeof before, &before) == 0;
         ncclConfig_t *config = control->config;
         why = (pn_outcome_t){PN_FROM_NCCL, 0, config ? "ncclCommInitRankConfig" : "ncclCommInitRank"};
-        why.code = (int)(config ? nccl->ncclCommInitRankConfig(&comm->handle, comm->size, id, comm->rank, config)
-                                : nccl->ncclCommInitRank(&comm->handle, comm->size, id, comm->rank));
+        why.code =
+            (int)(config ? nccl->ncclCommInitRankConfig(&comm->handle, comm->size, id, comm->rank, config)
+                         : nccl->ncclCommInitRank(&comm->handle, comm->size, id, comm->rank));
         if (known)
             sched_setaffinity(0, sizeof before, &before);
         if (why.code != 0) {

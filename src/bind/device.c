@@ -15,11 +15,11 @@ static pn_device_t *make(pn_engine_t *engine, int ordinal, pn_outcome_t *why) {
         goto failed;
     device->engine = engine;
     device->ordinal = ordinal;
-#define TRY(call, name)                                                                                    \
-    do {                                                                                                   \
-        why->function = name;                                                                              \
-        if ((rc = cuda->call) != CUDA_SUCCESS)                                                             \
-            goto failed;                                                                                   \
+#define TRY(call, name)                                                                                      \
+    do {                                                                                                     \
+        why->function = name;                                                                                \
+        if ((rc = cuda->call) != CUDA_SUCCESS)                                                               \
+            goto failed;                                                                                     \
     } while (0)
     TRY(cuInit(0), "cuInit");
     TRY(cuDeviceGet(&device->device, ordinal), "cuDeviceGet");

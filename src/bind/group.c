@@ -1,8 +1,8 @@
 /* Several operations as one native group.
  *
- * A group that cannot wait is issued by its caller. Otherwise each of its communicators gets a place in its own
- * lane's queue: the lanes meet there, the first communicator's lane issues for all, and the others stand by, so
- * that nothing overtakes the group on any of them.
+ * A group that cannot wait is issued by its caller. Otherwise each of its communicators gets a place in its
+ * own lane's queue: the lanes meet there, the first communicator's lane issues for all, and the others stand
+ * by, so that nothing overtakes the group on any of them.
  */
 #include "bind.h"
 
@@ -95,7 +95,8 @@ static CUresult record(pn_group_t *group, CUstream *streams, CUevent *events) {
             return rc;
         if (op->in_lane)
             rc = pn_gates_release(op, streams[i]);
-        if (rc == CUDA_SUCCESS && !later && (rc = pn_event_take(op->comm->device, &events[i])) == CUDA_SUCCESS)
+        if (rc == CUDA_SUCCESS && !later &&
+            (rc = pn_event_take(op->comm->device, &events[i])) == CUDA_SUCCESS)
             rc = cuda->cuEventRecord(events[i], streams[i]);
         pn_leave(op->comm->device, &saved);
     }

@@ -9,7 +9,8 @@
 
 bool pn_launch_blocking;
 
-/* ---- the pieces that a single operation and a group share ------------------------------------------------ */
+/* ---- the pieces that a single operation and a group share ------------------------------------------------
+ */
 
 bool pn_enlist(pn_op_t *op) {
     pn_comm_t *comm = op->comm;
@@ -72,7 +73,8 @@ void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event) {
     pthread_mutex_lock(&device->lock);
     op->event = event;
     op->in_lane = false;
-    /* Failed while we were in the call: it is in limbo, and its event is put back when the abort has ended. */
+    /* Failed while we were in the call: it is in limbo, and its event is put back when the abort has ended.
+     */
     if (comm->state == PN_READY || comm->state == PN_CLOSING) {
         pn_mark_contacted(op);
         pn_track_append(track, op);
@@ -127,8 +129,8 @@ void pn_back_pressure(pn_comm_t *comm) {
     }
 }
 
-/* Two communicators of one device that run at once, in another order on another rank, can wait for each other for
- * ever; the ordered ones wait for each other on the device, in the order of their calls. */
+/* Two communicators of one device that run at once, in another order on another rank, can wait for each other
+ * for ever; the ordered ones wait for each other on the device, in the order of their calls. */
 CUresult pn_before_call(pn_op_t *op, CUstream stream) {
     const pn_comm_t *comm = op->comm;
     const pn_cuda_t *cuda = &comm->device->engine->cuda;
@@ -153,7 +155,8 @@ CUresult pn_after_call(pn_op_t *op, CUstream stream) {
     return rc;
 }
 
-/* ---- one operation --------------------------------------------------------------------------------------- */
+/* ---- one operation ---------------------------------------------------------------------------------------
+ */
 
 /* The native calls of one operation. `comm->inside` is counted already; device->issue is held where the call
  * cannot wait for peers. */
@@ -236,8 +239,8 @@ bool pn_submit(pn_op_t *op) {
     for (bool prepared = false;; prepared = true) {
         pthread_mutex_lock(&device->lock);
         bool open = comm->state == PN_READY;
-        bool now = tried && !prepared && !comm->queue_head && !comm->lane_busy && comm->clique->members == 1 &&
-                   device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op);
+        bool now = tried && !prepared && !comm->queue_head && !comm->lane_busy &&
+                   comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op);
         if (open && (now || prepared || !op->has_stream)) {
             pn_enlist(op);
             if (now)
@@ -284,7 +287,8 @@ bool pn_submit(pn_op_t *op) {
     }
 }
 
-/* ---- stream order without a host wait --------------------------------------------------------------------- */
+/* ---- stream order without a host wait ---------------------------------------------------------------------
+ */
 
 CUresult pn_op_order(pn_op_t *op, CUstream stream) {
     pn_comm_t *comm = op->comm;
@@ -294,8 +298,8 @@ CUresult pn_op_order(pn_op_t *op, CUstream stream) {
     CUresult rc = pn_enter(device, &saved);
     if (rc != CUDA_SUCCESS)
         return rc;
-    /* A fresh event on the operation's own stream: it covers the operation, and nobody recycles it under us. A
-     * stream that is ordered behind a little more than it asked for is still in order. */
+    /* A fresh event on the operation's own stream: it covers the operation, and nobody recycles it under us.
+     * A stream that is ordered behind a little more than it asked for is still in order. */
     for (;;) {
         pthread_mutex_lock(&device->lock);
         pn_track_t *track = pn_link_empty(&op->in_track) ? NULL : op->track;

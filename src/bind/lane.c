@@ -6,7 +6,8 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-/* ---- the lane ------------------------------------------------------------------------------------------- */
+/* ---- the lane -------------------------------------------------------------------------------------------
+ */
 
 static void *lane(void *argument) {
     pn_comm_t *comm = argument;
@@ -60,7 +61,8 @@ void pn_lane_push(pn_comm_t *comm, pn_task_t *task) {
     }
 }
 
-/* ---- cliques --------------------------------------------------------------------------------------------- */
+/* ---- cliques ---------------------------------------------------------------------------------------------
+ */
 
 static pthread_mutex_t clique_lock = PTHREAD_MUTEX_INITIALIZER;
 static pn_clique_t *cliques;
@@ -95,7 +97,8 @@ static void leave_clique(pn_comm_t *comm) {
     pthread_mutex_unlock(&clique_lock);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------- */
+/* ---- life -------------------------------------------------------------------------------------------------
+ */
 
 pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size) {
     pn_comm_t *comm = calloc(1, sizeof *comm);
@@ -175,8 +178,7 @@ CUresult pn_comm_equip(pn_comm_t *comm) {
     pthread_mutex_unlock(&device->lock);
     if (comm->scratch_slot < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    comm->scratch = (void *)(uintptr_t)(device->scratch +
-                                        (CUdeviceptr)comm->scratch_slot * PN_SCRATCH_BYTES);
+    comm->scratch = (void *)(uintptr_t)(device->scratch + (CUdeviceptr)comm->scratch_slot * PN_SCRATCH_BYTES);
     if ((rc = cuda->cuStreamCreateWithPriority(&comm->stream, CU_STREAM_NON_BLOCKING, 0)) != CUDA_SUCCESS)
         return rc;
     atomic_fetch_add(&pn_counts.streams, 1);

@@ -64,7 +64,8 @@ bool pn_op_wait(pn_op_t *op, pn_wait_t *wait) {
 }
 
 void pn_op_release(pn_op_t *op) {
-    /* Once pushed, the operation may be taken and freed at any moment: nothing reads it after the exchange. */
+    /* Once pushed, the operation may be taken and freed at any moment: nothing reads it after the exchange.
+     */
     pn_op_t *head = atomic_load_explicit(&done_head, memory_order_relaxed);
     do {
         if (!head)
@@ -131,7 +132,8 @@ pn_mailbox_t *pn_mailbox_new(void) {
 pn_wait_t *pn_mailbox_take(pn_mailbox_t *box) {
     eventfd_t ignored;
     (void)eventfd_read(box->fd, &ignored);
-    /* The flag goes down before the list is taken: a push from now on either is in the list or writes anew. */
+    /* The flag goes down before the list is taken: a push from now on either is in the list or writes anew.
+     */
     atomic_store(&box->signalled, 0);
     pn_wait_t *wait = atomic_exchange_explicit(&box->head, NULL, memory_order_acquire);
     pn_wait_t *oldest = NULL;

@@ -1,4 +1,5 @@
-/* Waits for streams and events: operations without a native call, on the same tracks and under the same waiter. */
+/* Waits for streams and events: operations without a native call, on the same tracks and under the same
+ * waiter. */
 #include "bind.h"
 
 /* It takes part in no abort and is never failed: it only lends its device and its pending list. */

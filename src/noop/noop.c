@@ -1,4 +1,5 @@
-/* The no-op engine: every name of symbols.h and nothing else, every operation complete at once, no data moved.
+/* The no-op engine: every name of symbols.h and nothing else, every operation complete at once, no data
+ * moved.
  *
  * It measures what the binding itself costs, and counts what the binding calls: the counts are read through
  * ncclParamGetParameter("ncclAllReduce", ...), so that no name beyond symbols.h is exported. It is also the
@@ -52,7 +53,7 @@ static struct CUevent_st {
 
 /* ---- NCCL ---------------------------------------------------------------------------------------------- */
 
-#define NCCL_OK(name, parameters)                                                                           \
+#define NCCL_OK(name, parameters)                                                                            \
     ncclResult_t name parameters {                                                                           \
         COUNTED(name);                                                                                       \
         return ncclSuccess;                                                                                  \
@@ -156,7 +157,8 @@ ncclResult_t ncclGroupEnd(void) {
     return ncclSuccess;
 }
 
-#define SEND_RECV UNUSED const void *sendbuff, UNUSED void *recvbuff, UNUSED size_t count, UNUSED ncclDataType_t type
+#define SEND_RECV                                                                                            \
+    UNUSED const void *sendbuff, UNUSED void *recvbuff, UNUSED size_t count, UNUSED ncclDataType_t type
 #define ON UNUSED ncclComm_t comm, UNUSED cudaStream_t stream
 NCCL_OK(ncclAllReduce, (SEND_RECV, UNUSED ncclRedOp_t op, ON))
 NCCL_OK(ncclReduce, (SEND_RECV, UNUSED ncclRedOp_t op, UNUSED int root, ON))
@@ -167,7 +169,8 @@ NCCL_OK(ncclReduceScatter, (SEND_RECV, UNUSED ncclRedOp_t op, ON))
 NCCL_OK(ncclAlltoAll, (SEND_RECV, ON))
 NCCL_OK(ncclGather, (SEND_RECV, UNUSED int root, ON))
 NCCL_OK(ncclScatter, (SEND_RECV, UNUSED int root, ON))
-NCCL_OK(ncclSend, (UNUSED const void *buff, UNUSED size_t count, UNUSED ncclDataType_t type, UNUSED int peer, ON))
+NCCL_OK(ncclSend,
+        (UNUSED const void *buff, UNUSED size_t count, UNUSED ncclDataType_t type, UNUSED int peer, ON))
 NCCL_OK(ncclRecv, (UNUSED void *buff, UNUSED size_t count, UNUSED ncclDataType_t type, UNUSED int peer, ON))
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, UNUSED void *scalar, UNUSED ncclDataType_t type,
                                       UNUSED ncclScalarResidence_t residence, UNUSED ncclComm_t comm) {
@@ -217,7 +220,7 @@ ncclResult_t ncclParamGetAllParameterKeys(const char ***table, int *length) {
 
 /* ---- CUDA driver --------------------------------------------------------------------------------------- */
 
-#define CUDA_OK(name, parameters)                                                                           \
+#define CUDA_OK(name, parameters)                                                                            \
     CUresult name parameters {                                                                               \
         COUNTED(name);                                                                                       \
         return CUDA_SUCCESS;                                                                                 \
@@ -395,19 +398,22 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, UNUSED un
     *device = (uintptr_t)host;
     return CUDA_SUCCESS;
 }
-CUDA_OK(cuMemcpyAsync, (UNUSED CUdeviceptr dst, UNUSED CUdeviceptr src, UNUSED size_t bytes, UNUSED CUstream stream))
+CUDA_OK(cuMemcpyAsync,
+        (UNUSED CUdeviceptr dst, UNUSED CUdeviceptr src, UNUSED size_t bytes, UNUSED CUstream stream))
 CUDA_OK(cuMemcpyHtoDAsync_v2,
         (UNUSED CUdeviceptr dst, UNUSED const void *src, UNUSED size_t bytes, UNUSED CUstream stream))
-CUDA_OK(cuMemcpyDtoHAsync_v2, (UNUSED void *dst, UNUSED CUdeviceptr src, UNUSED size_t bytes, UNUSED CUstream stream))
+CUDA_OK(cuMemcpyDtoHAsync_v2,
+        (UNUSED void *dst, UNUSED CUdeviceptr src, UNUSED size_t bytes, UNUSED CUstream stream))
 CUDA_OK(cuMemsetD8Async,
         (UNUSED CUdeviceptr dst, UNUSED unsigned char value, UNUSED size_t bytes, UNUSED CUstream stream))
-CUresult cuPointerGetAttribute(UNUSED void *value, UNUSED CUpointer_attribute attribute, UNUSED CUdeviceptr pointer) {
+CUresult cuPointerGetAttribute(UNUSED void *value, UNUSED CUpointer_attribute attribute,
+                               UNUSED CUdeviceptr pointer) {
     COUNTED(cuPointerGetAttribute);
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Capture and graphs: this engine has none, and says so. */
-#define CUDA_REFUSED(name, parameters)                                                                      \
+#define CUDA_REFUSED(name, parameters)                                                                       \
     CUresult name parameters {                                                                               \
         COUNTED(name);                                                                                       \
         return CUDA_ERROR_NOT_SUPPORTED;                                                                     \
@@ -415,7 +421,7 @@ CUresult cuPointerGetAttribute(UNUSED void *value, UNUSED CUpointer_attribute at
 CUDA_REFUSED(cuStreamBeginCapture_v2, (UNUSED CUstream stream, UNUSED CUstreamCaptureMode mode))
 CUDA_REFUSED(cuStreamEndCapture, (UNUSED CUstream stream, UNUSED CUgraph *graph))
 CUDA_REFUSED(cuGraphInstantiateWithFlags,
-             (UNUSED CUgraphExec *exec, UNUSED CUgraph graph, UNUSED unsigned long long flags))
+             (UNUSED CUgraphExec * exec, UNUSED CUgraph graph, UNUSED unsigned long long flags))
 CUDA_REFUSED(cuGraphLaunch, (UNUSED CUgraphExec exec, UNUSED CUstream stream))
 CUDA_REFUSED(cuGraphExecDestroy, (UNUSED CUgraphExec exec))
 CUDA_REFUSED(cuGraphDestroy, (UNUSED CUgraph graph))
