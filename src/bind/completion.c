@@ -229,8 +229,12 @@ void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_
     }
     if (comm->state < state)
         comm->state = state;
-    while (!pn_link_empty(&comm->pending)) {
-        pn_op_t *op = PN_OWNER(comm->pending.next, pn_op_t, in_comm);
+    for (pn_link_t *link = comm->pending.next; link != &comm->pending;) {
+        pn_op_t *op = PN_OWNER(link, pn_op_t, in_comm);
+        link = link->next;
+        /* An abort is not undone by the calls that it has driven out. */
+        if (op->kind == PN_ABORT && op != culprit)
+            continue;
         if (!pn_link_empty(&op->in_track))
             detach(op);
         pn_link_remove(&op->in_comm);
