@@ -1,0 +1,101 @@
+"""Fixtures of the binding's tests: both tempers, several loops, and nothing left behind.
+
+A test that is a coroutine function runs on the loop that its `loop` fixture names, or in
+asyncio's debug mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import sys
+import time
+from collections.abc import Coroutine, Generator, Iterator
+from typing import Any
+
+import pytest
+
+import pynccl
+from pynccl import testing
+
+LOOPS = ["debug", "uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]
+COUNTS = ("operations", "communicators", "streams", "lanes", "aborts_running")
+
+
+def run_on(loop: str, main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end on a fresh loop of a kind."""
+    if loop == "uvloop":
+        import uvloop
+
+        uvloop.run(main)
+        return
+
+    async def eagerly() -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+        await main
+
+    asyncio.run(eagerly() if loop == "eager" else main, debug=loop == "debug")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    function = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(function):
+        return None
+    names = inspect.signature(function).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    run_on(pyfuncitem.funcargs.get("loop", "debug"), function(**arguments))
+    return True
+
+
+@pytest.fixture(params=["quick", "gpulike"])
+def temper(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the test in each temper of the host engine."""
+    with testing.temper(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> str:
+    """Run the test on each kind of event loop."""
+    kind: str = request.param
+    return kind
+
+
+def counts() -> dict[str, int]:
+    """What must be as it was when a test has ended: the binding's objects, and the engine's."""
+    mine = pynccl.diagnostics()
+    engine = testing.live()
+    return {
+        **{name: mine[name] for name in COUNTS},
+        **{f"engine {name}": engine[name] for name in ("communicators", "streams", "segments")},
+    }
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a communicator, an operation, a stream or a thread behind."""
+    before = counts()
+    yield
+    if request.node.stash.get(FAILED, False):
+        return  # its traceback holds what it had
+    # Not "equal": the traceback of an earlier failure may have held what is gone now.
+    end = time.monotonic() + 5
+    while True:
+        gc.collect()
+        more = {name: n - before[name] for name, n in counts().items() if n > before[name]}
+        if not more or time.monotonic() > end:
+            break
+        time.sleep(0.005)
+    assert more == {}
