@@ -62,7 +62,7 @@ async def collectives(comm: Any, seed: str, complete: bool) -> list[str]:
 
 
 async def messages(comm: Any, seed: int) -> list[str]:
-    """Send around the ring in groups, then from each rank to each, and return what was wrong."""
+    """Send around the ring in groups, then from each rank to each; return what was wrong."""
     faults: list[str] = []
 
     def check(what: str, actual: plan.Array, wanted: plan.Array) -> None:

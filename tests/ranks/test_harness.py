@@ -68,10 +68,9 @@ async def die(place: Place):
     return "alive"
 
 
-async def leave_a_child(place: Place, where: str):
+async def leave_a_child(place: Place):
     idle = [sys.executable, "-c", "import time; time.sleep(600)"]
-    child = subprocess.Popen(idle)  # noqa: ASYNC220
-    Path(where).write_text(str(child.pid))
+    return subprocess.Popen(idle).pid  # noqa: ASYNC220
 
 
 def is_running(pid: int) -> bool:
@@ -155,9 +154,8 @@ def test_a_death_can_be_expected():
         processes(2, introduce, exits={1: -signal.SIGKILL})
 
 
-def test_what_a_rank_started_ends_with_it(tmp_path):
-    processes(1, leave_a_child, arguments=[str(tmp_path / "pid")])
-    pid = int((tmp_path / "pid").read_text())
+def test_what_a_rank_started_ends_with_it():
+    [pid] = processes(1, leave_a_child)
     limit = time.monotonic() + 5
     while is_running(pid) and time.monotonic() < limit:
         time.sleep(0.01)

@@ -166,7 +166,7 @@ def _in_threads(task: Task) -> int:
     def one(rank: int) -> None:
         try:
             _run_loop(_own(task, rank, function))
-        except BaseException:  # noqa: BLE001 (whatever it is, it is reported)
+        except BaseException:
             print(f"rank {rank}:", traceback.format_exc(), sep="\n", file=sys.stderr)
             failed.set()
 

@@ -129,18 +129,20 @@ def average_factor(dtype: np.dtype[Any], ranks: int) -> Array:
 
 def divide(values: Array, divisor: int) -> Array:
     """Divide integers, truncating towards zero."""
+    quotient: Array
     if values.dtype.kind == "u":
-        return (values.astype(np.uint64) // np.uint64(divisor)).astype(values.dtype)
-    wide = values.astype(np.int64)
-    floor, rest = np.divmod(wide, divisor)
-    truncated: Array = floor + ((rest != 0) & (wide < 0))
-    return truncated.astype(values.dtype)
+        quotient = values.astype(np.uint64) // np.uint64(divisor)
+    else:
+        wide = values.astype(np.int64)
+        floor, rest = np.divmod(wide, divisor)
+        quotient = floor + ((rest != 0) & (wide < 0))
+    return quotient.astype(values.dtype)
 
 
 def reduced(inputs: Sequence[Array], op: Op) -> Array:
     """Combine the ranks' arrays element by element, in rank order."""
     if op != "avg":
-        return fold(lambda a, b: combine(a, b, op), inputs).copy()
+        return fold(lambda a, b: combine(a, b, op), inputs[1:], inputs[0].copy())
     dtype, ranks = inputs[0].dtype, len(inputs)
     if is_integer(dtype):
         return divide(reduced(inputs, "sum"), ranks)
@@ -158,21 +160,25 @@ def expected(
     only, `root` for broadcast, reduce, gather and scatter.
     """
     ranks = len(inputs)
-    if operation == "all_reduce":
-        return reduced(inputs, op)
-    if operation == "broadcast":
-        return inputs[root].copy()
-    if operation == "all_gather":
-        return np.concatenate(list(inputs))
-    if operation == "reduce_scatter":
-        return reduced([np.split(array, ranks)[rank] for array in inputs], op)
-    if operation == "all_to_all":
-        return np.concatenate([np.split(array, ranks)[rank] for array in inputs])
-    if operation == "scatter":
-        return np.split(inputs[root], ranks)[rank].copy()
-    if rank != root:
+
+    def own(array: Array) -> Array:
+        """Return the block of this rank."""
+        block: Array = np.split(array, ranks)[rank].copy()
+        return block
+
+    if operation in ("reduce", "gather") and rank != root:
         return None
-    return reduced(inputs, op) if operation == "reduce" else np.concatenate(list(inputs))
+    if operation in ("all_reduce", "reduce"):
+        return reduced(inputs, op)
+    if operation == "reduce_scatter":
+        return reduced([own(array) for array in inputs], op)
+    if operation == "broadcast":
+        return np.array(inputs[root])
+    if operation == "scatter":
+        return own(inputs[root])
+    parts = [own(array) for array in inputs] if operation == "all_to_all" else list(inputs)
+    joined: Array = np.concatenate(parts)
+    return joined
 
 
 def sample(dtype: np.dtype[Any], count: int, seed: Sequence[int]) -> Array:
