@@ -1,0 +1,136 @@
+"""An engine's two libraries by ctypes, with the prototypes that src/abi/symbols.h gives.
+
+Every function of that list is an attribute of :class:`Api` which returns its result code and
+releases the GIL while it runs. Handles and pointers are plain integers, out-parameters are
+ctypes objects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+SYMBOLS = Path(__file__).resolve().parents[3] / "src" / "abi" / "symbols.h"
+
+SUCCESS = 0
+NOT_READY = 600
+NOT_SUPPORTED = 801
+NON_BLOCKING = 1
+DISABLE_TIMING = 2
+GREATER_OR_EQUAL = 0
+PORTABLE_AND_MAPPED = 1 | 2
+CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = range(3)
+FLOAT32, SUM = 7, 0
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId, which goes by value."""
+
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+class NotTried(Exception):  # noqa: N818 (it is no failure)
+    """The engine or the machine lacks what the question is about; the text says what."""
+
+
+class CallError(RuntimeError):
+    """A function of a library did not answer with success; ``code`` is its answer."""
+
+    def __init__(self, function: str, code: int, text: str) -> None:
+        super().__init__(f"{function}: {text} ({code})")
+        self.function = function
+        self.code = code
+
+
+_SCALARS: dict[str, Any] = {
+    "size_t": ctypes.c_size_t,
+    "unsigned int": ctypes.c_uint,
+    "unsigned char": ctypes.c_ubyte,
+    "unsigned long long": ctypes.c_ulonglong,
+    "cuuint32_t": ctypes.c_uint32,
+    "CUdeviceptr": ctypes.c_ulonglong,
+    "ncclUniqueId": UniqueId,
+}
+_POINTERS = re.compile(r"\*|^CU(context|stream|event|graph|graphExec|hostFn)\b|^cudaStream_t\b")
+_HANDLES = re.compile(r"^nccl(Comm|Window|ParamHandle)_t\b")
+_LINE = re.compile(r"^ *X\((REQUIRED|OPTIONAL), [^)]*\), (.+?), (\w+), \((.*)\)\)", re.M)
+
+
+def _ctype(declared: str) -> Any:
+    """The ctypes type of a C type, with or without a parameter's name behind it."""
+    declared = declared.removeprefix("const ")
+    if _POINTERS.search(declared) or _HANDLES.match(declared):
+        return ctypes.c_void_p
+    for name, kind in _SCALARS.items():
+        if declared == name or declared.startswith(f"{name} "):
+            return kind
+    return ctypes.c_int  # an enumeration, CUdevice or int
+
+
+def prototypes() -> dict[str, tuple[Any, list[Any]]]:
+    """Result and argument types of every function in symbols.h, by name."""
+    found: dict[str, tuple[Any, list[Any]]] = {}
+    for _, result, name, parameters in _LINE.findall(SYMBOLS.read_text("ascii")):
+        takes = [_ctype(one) for one in parameters.split(", ") if one != "void"]
+        found[name] = (ctypes.c_char_p if "char *" in result else _ctype(result), takes)
+    return found
+
+
+def libraries(engine: str) -> tuple[str, str]:
+    """Where pynccl itself finds an engine's NCCL and CUDA functions: two files, or one twice.
+
+    Raises:
+        pynccl.NotSupportedError: they are not there.
+    """
+    from pynccl import _engines
+
+    opened = _engines.engine(engine)
+    nccl, cuda = opened.path("ncclGetVersion"), opened.path("cuInit")
+    if nccl is None or cuda is None:
+        raise NotTried(f"the {engine} engine does not say where its functions come from")
+    return nccl, cuda
+
+
+class Api:
+    """The functions of one engine."""
+
+    def __init__(self, nccl: str, cuda: str) -> None:
+        self.paths = (nccl, cuda)
+        self._nccl = ctypes.CDLL(nccl)
+        self._cuda = ctypes.CDLL(cuda)
+        self._prototypes = prototypes()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._prototypes:
+            raise AttributeError(name)
+        library = self._nccl if name.startswith("nccl") else self._cuda
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise NotTried(f"this library has no {name}") from None
+        function.restype, function.argtypes = self._prototypes[name]
+        setattr(self, name, function)
+        return function
+
+    def error(self, name: str, code: int) -> CallError:
+        """What a function's answer means, in the library's own words."""
+        if name.startswith("nccl"):
+            text = self.ncclGetErrorString(code).decode(errors="replace")
+            detail = (self.ncclGetLastError(None) or b"").decode(errors="replace").strip()
+            return CallError(name, code, f"{text}: {detail}" if detail else text)
+        word = ctypes.c_char_p()
+        self.cuGetErrorName(code, ctypes.byref(word))
+        return CallError(name, code, (word.value or b"unknown error").decode())
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function. Raises CallError unless it answers with success."""
+        if code := getattr(self, name)(*arguments):
+            raise self.error(name, code)
+
+    def made(self, name: str, *arguments: Any, kind: Any = ctypes.c_void_p) -> int:
+        """Call a function whose first argument is where its product goes; give the product."""
+        out = kind()
+        self.call(name, ctypes.byref(out), *arguments)
+        return int(out.value or 0)
