@@ -1,0 +1,32 @@
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import Self
+
+from pynccl._native.ops import Operations
+from pynccl._native.work import Work
+
+CONFIG_FIELDS: dict[str, str]
+
+class Control:
+    def __new__(cls, config: Mapping[str, Any] | None = None) -> Self: ...
+    def fill(self, config: dict[str, Any]) -> None: ...
+
+class Lifecycle(Operations):
+    def native_init(
+        self, unique_id: bytes, config: Mapping[str, Any] | None, timeout: float | None
+    ) -> Work: ...
+    def native_split(
+        self,
+        child: Lifecycle,
+        color: int | None,
+        key: int,
+        config: Mapping[str, Any] | None,
+        timeout: float | None,
+    ) -> Work: ...
+    def native_close(self, timeout: float | None) -> Work: ...
+
+def split_member(work: Work) -> bool: ...
+def abort_all(comms: list[Lifecycle], timeout: float | None, bound: float) -> Work: ...
+def live() -> dict[str, int]: ...
+def set_launch_blocking(on: bool) -> None: ...

@@ -1,0 +1,75 @@
+from typing import Any
+
+from pynccl._native.issue import Issuer
+from pynccl._native.work import Work
+from pynccl.types import Reduction
+
+class Operations(Issuer):
+    def all_reduce(
+        self,
+        x: Any,
+        out: Any = None,
+        op: Reduction = "sum",
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Work: ...
+    def reduce(
+        self,
+        x: Any,
+        out: Any = None,
+        op: Reduction = "sum",
+        root: int = 0,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Work: ...
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Work: ...
+    def all_gather(
+        self, x: Any, out: Any = None, *, stream: Any = None, timeout: float | None = None
+    ) -> Work: ...
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        op: Reduction = "sum",
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Work: ...
+    def all_to_all(
+        self, x: Any, out: Any = None, *, stream: Any = None, timeout: float | None = None
+    ) -> Work: ...
+    def gather(
+        self,
+        x: Any,
+        out: Any = None,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Work: ...
+    def scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Work: ...
+    def send(
+        self, x: Any, peer: int, *, stream: Any = None, timeout: float | None = None
+    ) -> Work: ...
+    def recv(
+        self, x: Any, peer: int, *, stream: Any = None, timeout: float | None = None
+    ) -> Work: ...
+    def barrier(self, *, stream: Any = None, timeout: float | None = None) -> Work: ...
