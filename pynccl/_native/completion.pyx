@@ -1,11 +1,13 @@
 """How the interpreter learns that operations have ended: the done list, the event loops, the reaper.
 
-1. From its submission until it comes out of the done list, the engine room holds a reference to an Operation, and the
-   Operation holds its arrays: nobody needs to keep it for its buffers to live.
-2. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and by the reaper thread
-   for what nobody else has drained within 10 ms.
-3. Each loop has one eventfd and one mailbox. A wait's token holds its Reactor, so that a mailbox outlives every wait
-   that is addressed to it; what was addressed to a closed loop is swept away.
+1. From its submission until it comes out of the done list, the engine room holds a reference to
+   an Operation, and the Operation holds its arrays: nobody needs to keep it for its buffers to
+   live.
+2. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and
+   by the reaper thread for what nobody else has drained within 10 ms.
+3. Each loop has one eventfd and one mailbox. A wait's token holds its Reactor, so that a
+   mailbox outlives every wait that is addressed to it; what was addressed to a closed loop is
+   swept away.
 """
 
 from cpython.mem cimport PyMem_Free
@@ -34,7 +36,7 @@ cdef class Operation:
     """A native operation, and what owns its buffers until the device is done with them."""
 
 
-# ---- draining -----------------------------------------------------------------------------------------------
+# ---- draining --------------------------------------------------------------------------------
 
 cdef int drain_done() except -1:
     """Let go of everything that the device is done with."""
@@ -81,7 +83,7 @@ def stop_reaper():
         pn_reaper_stop()
 
 
-# ---- loops ----------------------------------------------------------------------------------------------------
+# ---- loops -----------------------------------------------------------------------------------
 
 cdef dict reactors = {}
 

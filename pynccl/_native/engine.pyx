@@ -1,7 +1,7 @@
 """Engines: libnccl with libcuda, the host engine, the no-op engine; each a table of C functions.
 
-An engine is opened once, at the first use of a device of its kind, and stays open: other threads may be inside
-it. A result becomes an exception here and nowhere else.
+An engine is opened once, at the first use of a device of its kind, and stays open: other
+threads may be inside it. A result becomes an exception here and nowhere else.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -90,8 +90,8 @@ cdef class Engine:
         is_cuda: whether its arrays live on GPUs.
 
     Raises:
-        NotSupportedError: a library cannot be loaded or lacks a required function; the message has the
-            loader's own words.
+        NotSupportedError: a library cannot be loaded or lacks a required function; the message
+            has the loader's own words.
     """
 
     def __init__(self, str name, str nccl_path, str cuda_path, bint is_cuda):

@@ -1,9 +1,10 @@
 """Ownership of native communicators.
 
 1. A handle is made by a factory only, for one device of one engine; it holds its engine.
-2. It owns one reference to the C object; lanes and running aborts own theirs, so that nothing is freed under them.
-3. Dropping the last Python reference never waits: an open communicator is aborted on a helper thread, with a
-   ResourceWarning, since its peers may be waiting for it.
+2. It owns one reference to the C object; lanes and running aborts own theirs, so that nothing
+   is freed under them.
+3. Dropping the last Python reference never waits: an open communicator is aborted on a helper
+   thread, with a ResourceWarning, since its peers may be waiting for it.
 4. After a fork the child's handles are inert: they refuse every use and free nothing.
 """
 

@@ -35,7 +35,7 @@ from pynccl._native.handles import timeout_to_ns
 from pynccl._native.work import stream_handle
 from pynccl.errors import InvalidBufferError, UsageError
 
-# ---- groups --------------------------------------------------------------------------------------------------
+# ---- groups ----------------------------------------------------------------------------------
 
 # Groups open in the process: while there is none, an operation asks nothing.
 cdef int open_groups = 0
@@ -113,7 +113,7 @@ cdef class Recorder:
             drain_done()
 
 
-# ---- one operation ------------------------------------------------------------------------------------------
+# ---- one operation ---------------------------------------------------------------------------
 
 cdef class Issuer(CommHandle):
     """A communicator that can submit operations whose arguments are known to be good."""

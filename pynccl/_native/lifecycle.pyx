@@ -170,7 +170,8 @@ def abort_all(list comms, timeout, bound):
     Args:
         comms: communicators; those that are closed already are left out.
         timeout: seconds after which the Work gives up.
-        bound: seconds to wait for threads that are inside a call before the handles are abandoned.
+        bound: seconds to wait for threads that are inside a call before the handles are
+            abandoned.
     """
     cdef int count = len(comms), i
     cdef int64_t bound_ns = int(bound * 1e9)

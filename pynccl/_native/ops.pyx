@@ -1,7 +1,8 @@
 """The operations of a communicator: arguments checked, then one native submission.
 
-Every check comes before anything is issued, and says what was wrong and what was expected. The rules of size
-(which side counts, what is divided by the number of ranks, where in place lies) are NCCL's own.
+Every check comes before anything is issued, and says what was wrong and what was expected. The
+rules of size (which side counts, what is divided by the number of ranks, where in place lies)
+are NCCL's own.
 """
 
 from pynccl._native.abi cimport (
@@ -28,7 +29,7 @@ from pynccl.types import REDUCTIONS
 cdef dict OPS = REDUCTIONS
 
 
-# ---- checks -------------------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------
 
 cdef int reduction(object op, view_t *view) except -1:
     code = OPS.get(op) if type(op) is str else None
@@ -100,18 +101,20 @@ cdef tuple scaled(object array, int multiply, int divide):
     return (first * multiply // divide, *shape[1:])
 
 
-# ---- the operations -------------------------------------------------------------------------------------------
+# ---- the operations --------------------------------------------------------------------------
 
 cdef class Operations(Issuer):
     """The collectives and point-to-point operations of one rank.
 
-    Every method returns a Work at once; the operation's place in the communicator's order is fixed by the call.
-    Arrays must be contiguous in C order and live where the communicator does. ``stream`` is None (the
-    communicator's own stream), ``"current"`` (the array library's), a raw handle or an object with
-    ``__cuda_stream__``; ``timeout`` is in seconds, None for the communicator's, ``math.inf`` for none.
+    Every method returns a Work at once; the operation's place in the communicator's order is
+    fixed by the call. Arrays must be contiguous in C order and live where the communicator
+    does. ``stream`` is None (the communicator's own stream), ``"current"`` (the array
+    library's), a raw handle or an object with ``__cuda_stream__``; ``timeout`` is in seconds,
+    None for the communicator's, ``math.inf`` for none.
 
-    All raise InvalidBufferError for an array that does not fit, ConfigError for a root, peer or operator that does
-    not exist, and UsageError for a communicator that is not ready; then nothing has been issued.
+    All raise InvalidBufferError for an array that does not fit, ConfigError for a root, peer or
+    operator that does not exist, and UsageError for a communicator that is not ready; then
+    nothing has been issued.
     """
 
     def all_reduce(self, x, out=None, op="sum", *, stream=None, timeout=None):
@@ -120,8 +123,8 @@ cdef class Operations(Issuer):
         Args:
             x: the same shape and dtype on every rank.
             out: where the result goes, same count and dtype; None: into x itself.
-            op: "sum", "prod", "max", "min" or "avg", with NCCL's arithmetic (integers wrap; a float average
-                multiplies each input by 1/size first).
+            op: "sum", "prod", "max", "min" or "avg", with NCCL's arithmetic (integers wrap; a
+                float average multiplies each input by 1/size first).
 
         Returns:
             A Work whose result is out, or x, or a fresh array where x is immutable.
@@ -183,7 +186,8 @@ cdef class Operations(Issuer):
         """Copy the root's x to every rank (``ncclBroadcast``). Any dtype.
 
         Args:
-            x: on the root, what is sent; elsewhere, what is overwritten (the same shape and dtype).
+            x: on the root, what is sent; elsewhere, what is overwritten (the same shape and
+                dtype).
             root: the rank that sends.
             out: where the result goes instead of x.
 
@@ -205,8 +209,8 @@ cdef class Operations(Issuer):
 
         Args:
             x: shape (a, ...), the same on every rank.
-            out: size * a rows; None: a fresh array of x's library, shape (size * a, ...). In place: x is this
-                rank's block of out.
+            out: size * a rows; None: a fresh array of x's library, shape (size * a, ...). In
+                place: x is this rank's block of out.
         """
         cdef view_t send, recv
         self.usable()
@@ -227,7 +231,8 @@ cdef class Operations(Issuer):
 
         Args:
             x: shape (size * a, ...), the same on every rank.
-            out: a rows; None: a fresh array of shape (a, ...). In place: out is this rank's block of x.
+            out: a rows; None: a fresh array of shape (a, ...). In place: out is this rank's
+                block of x.
             op: as in all_reduce.
         """
         cdef view_t send, recv
@@ -272,7 +277,8 @@ cdef class Operations(Issuer):
 
         Args:
             x: shape (a, ...), the same on every rank.
-            out: on the root, size * a rows; None: a fresh array of shape (size * a, ...). Ignored elsewhere.
+            out: on the root, size * a rows; None: a fresh array of shape (size * a, ...).
+                Ignored elsewhere.
             root: the rank that receives.
 
         Returns:

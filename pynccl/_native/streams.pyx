@@ -1,8 +1,11 @@
 """Streams and events: handles of ours and of others, and how to await them.
 
-1. A handle of our own is destroyed with its object; a foreign one is borrowed, and its owner is held.
-2. Awaiting a stream waits for what is on it at that moment; awaiting an event, for its last record.
-3. A wait has its own deadline; when that passes, or the context is in error, that wait alone ends with an exception.
+1. A handle of our own is destroyed with its object; a foreign one is borrowed, and its owner is
+   held.
+2. Awaiting a stream waits for what is on it at that moment; awaiting an event, for its last
+   record.
+3. A wait has its own deadline; when that passes, or the context is in error, that wait alone
+   ends with an exception.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF

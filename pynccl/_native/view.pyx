@@ -1,7 +1,8 @@
 """Arrays at the door: any array library's object as a pointer, a count and a type.
 
-The producer's memory is borrowed: the array itself, its buffer's memoryview or its DLPack capsule is held by the
-operation, and never renamed or copied. What the door refuses, it refuses with the shape and the cure.
+The producer's memory is borrowed: the array itself, its buffer's memoryview or its DLPack
+capsule is held by the operation, and never renamed or copied. What the door refuses, it refuses
+with the shape and the cure.
 """
 
 from cpython.buffer cimport (
@@ -155,7 +156,8 @@ cdef object from_buffer(object array, view_t *view, str name):
         view.readonly = buffer.readonly
     finally:
         PyBuffer_Release(&buffer)
-    # An ndarray keeps its memory while it lives; other exporters may move it unless an export is held.
+    # An ndarray keeps its memory while it lives; other exporters may move it unless an export
+    # is held.
     return array if type(array) is ndarray else memoryview(array)
 
 
@@ -177,9 +179,10 @@ cdef object from_ndarray(object array, view_t *view, str name):
     return array
 
 
-# ---- DLPack -------------------------------------------------------------------------------------------------
+# ---- DLPack ----------------------------------------------------------------------------------
 
-# The exchange table of each type that has one, found once; types without one are remembered too.
+# The exchange table of each type that has one, found once; types without one are remembered
+# too.
 cdef dict tables = {}
 cdef void *last_type = NULL
 cdef DLPackExchangeAPI *last_table = NULL
@@ -216,7 +219,8 @@ cdef object from_capsule(object array, view_t *view, bint is_cuda, size_t stream
     method = array.__dlpack__
     device_type, _ = array.__dlpack_device__()
     on_gpu = int(device_type) in (kDLCUDA, kDLCUDAManaged)
-    # Host memory has no stream; on a GPU the producer orders itself before the stream of the operation.
+    # Host memory has no stream; on a GPU the producer orders itself before the stream of the
+    # operation.
     ordering = {"stream": stream} if on_gpu and is_cuda else {}
     try:
         capsule = method(max_version=(1, 1), **ordering)
@@ -293,7 +297,8 @@ cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str
 cdef bint producer_stream(object array, int device, size_t *handle) except? False:
     """The current work stream of the array's library; False if that is not known.
 
-    By __dlpack__ the producer orders itself; the C exchange API leaves it to us. NULL is the legacy default stream.
+    By __dlpack__ the producer orders itself; the C exchange API leaves it to us. NULL is the
+    legacy default stream.
     """
     cdef DLPackExchangeAPI *table = exchange_table(type(array))
     cdef void *stream = NULL
@@ -304,12 +309,13 @@ cdef bint producer_stream(object array, int device, size_t *handle) except? Fals
     return False
 
 
-# ---- results -------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------
 
 cdef object fresh_like(object array, tuple shape):
     """An uninitialised array of the caller's own library, dtype and device.
 
-    For libraries with immutable arrays a NumPy array that as_native turns into one of theirs when it is full.
+    For libraries with immutable arrays a NumPy array that as_native turns into one of theirs
+    when it is full.
     """
     cls = type(array)
     if cls is ndarray:

@@ -1,7 +1,7 @@
 """Work: what a call returns.
 
-1. Awaiting asks the device first, and makes an asyncio future only if it has to suspend. Cancelling an await drops
-   that future and nothing else.
+1. Awaiting asks the device first, and makes an asyncio future only if it has to suspend.
+   Cancelling an await drops that future and nothing else.
 2. The outcome is fixed natively, once; an exception is built when somebody asks for it.
 3. A Work of a group that has not ended has no owner yet: it cannot be waited for.
 """
@@ -62,13 +62,14 @@ cdef object new_future = Future
 cdef object running_loop = _get_running_loop
 
 
-# ---- the awaitable ----------------------------------------------------------------------------------------------
+# ---- the awaitable ---------------------------------------------------------------------------
 
 cdef class Work(Operation):
     """An operation that has been called: its place in its communicator's order is fixed.
 
-    Awaitable any number of times, by several tasks and from several loops; cancelling an await ends that wait
-    only. Awaiting returns the result when the device is done and the host may read it, or raises what went wrong.
+    Awaitable any number of times, by several tasks and from several loops; cancelling an await
+    ends that wait only. Awaiting returns the result when the device is done and the host may
+    read it, or raises what went wrong.
     """
 
     def __init__(self):
@@ -313,7 +314,8 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
     if work.waits is not None:
         for known, futures in work.waits:
             if known is reactor:
-                # The list is emptied of those that were cancelled, so that a loop of time-outs does not fill it.
+                # The list is emptied of those that were cancelled, so that a loop of time-outs
+                # does not fill it.
                 (<list>futures)[:] = [f for f in futures if type(f) is tuple or not f.done()]
                 (<list>futures).append(future)
                 return not pn_op_finished(&work.c)
@@ -376,7 +378,7 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
 PyType_Modified(<TypeObject *>Work)
 
 
-# ---- control operations ---------------------------------------------------------------------------------------
+# ---- control operations ----------------------------------------------------------------------
 
 cdef Work control_work(CommHandle comm, int kind, object timeout):
     """A Work for a management call; it is finished natively like any other."""
