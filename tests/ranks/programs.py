@@ -110,3 +110,18 @@ async def barriers(comm: Any) -> list[list[float]]:
         await comm.barrier()
         times.append([came, time.monotonic()])
     return times
+
+
+async def average_of_fp8(comm: Any) -> list[str]:
+    """Return what an average of each fp8 type says; the communicator must live on."""
+    answers = []
+    for dtype in (reference.E4M3, reference.E5M2):
+        array = np.ones(4, dtype)
+        try:
+            await comm.all_reduce(array, op="avg")
+            answers.append("done")
+        except pynccl.ConfigError as error:
+            answers.append(str(error))
+        await comm.all_reduce(array)
+        assert array.tolist() == [comm.size] * 4
+    return answers

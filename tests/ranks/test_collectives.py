@@ -28,6 +28,22 @@ def test_collectives(ranks, layout, temper, complete):
     assert list(itertools.chain(*values)) == []
 
 
+@pytest.mark.parametrize("setting", ["PYNCCL_TEST_LOOP=uvloop", "PYTHONASYNCIODEBUG=1"])
+@pytest.mark.parametrize("layout", ["processes", "shared", "loops"])
+def test_collectives_on_another_loop(layout, setting):
+    env = dict([setting.split("=")])
+    arguments = [f"{layout} {setting}", False]
+    values = run_ranks(layout, 3, programs.collectives, arguments=arguments, env=env)
+    assert list(itertools.chain(*values)) == []
+
+
+def test_one_rank_has_no_average_of_fp8():
+    # NCCL's gap: its one-rank path has no branch for it, and says invalid argument.
+    [answers] = run_ranks("processes", 1, programs.average_of_fp8)
+    assert all("ncclInvalidArgument" in answer for answer in answers)
+    assert run_ranks("shared", 2, programs.average_of_fp8) == [["done", "done"]] * 2
+
+
 # ---- the table and its check -----------------------------------------------------------------
 
 

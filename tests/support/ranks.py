@@ -64,7 +64,7 @@ def run_ranks(
     arguments: Sequence[Any] = (),
     bare: bool = False,
     env: Mapping[str, str] | None = None,
-    timeout: float = 60.0,
+    timeout: float = 45.0,
     exits: Mapping[int, int] | None = None,
 ) -> list[Any]:
     """Run a rank function on every rank; return the values, in rank order.
@@ -74,8 +74,9 @@ def run_ranks(
     loop and a `connect` of its own.
 
     `function` is a coroutine function or "module:function". `timeout` is in seconds, for all
-    ranks together. `exits` names the ranks whose processes must not end with status 0, and how
-    they end (`-signal.SIGKILL`); their value is None. Raises `RanksFailed`.
+    ranks together; it should end before the test's own deadline. `exits` names the ranks whose
+    processes must not end with status 0, and how they end (`-signal.SIGKILL`); their value is
+    None. Raises `RanksFailed`.
     """
     exits = exits or {}
     source, name = _locate(function)
