@@ -77,7 +77,7 @@ typedef struct host_task {
     uint64_t factor;    /* one element, in its first bytes */
 } host_task_t;
 
-/* ---- shared memory (nccl_segment.c) ---------------------------------------------------------------- */
+/* ---- shared memory (nccl_segment.c) -------------------------------------------------------------- */
 
 /* What a rank says of an operation; the strict mode compares it. */
 typedef struct {
@@ -170,7 +170,7 @@ ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head
 void host_segment_break(host_head_t *head, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool host_process_start(pid_t pid, uint64_t *start);
 
-/* ---- cliques (nccl_clique.c) ----------------------------------------------------------------------- */
+/* ---- cliques (nccl_clique.c) --------------------------------------------------------------------- */
 
 /* The ranks of one communicator in this process: they share a mapping and go together. */
 typedef struct host_clique {
@@ -202,7 +202,7 @@ void host_clique_ring(host_clique_t *clique, int except);
 void host_clique_meet(host_clique_t *clique);
 void host_clique_watch(host_clique_t *clique);
 
-/* ---- communicators (nccl_comm.c) ------------------------------------------------------------------- */
+/* ---- communicators (nccl_comm.c) ----------------------------------------------------------------- */
 
 #define HOST_COMM_MAGIC 0x636f6d6d756e6963ull
 #define HOST_COMM_DEAD 0xdeadc0de636f6d6dull
@@ -294,7 +294,7 @@ _Noreturn void host_process_kill(void);
 ncclResult_t host_config_parse(const ncclConfig_t *given, ncclConfig_t *config);
 ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const char *function);
 
-/* ---- groups and jobs (nccl_group.c) ---------------------------------------------------------------- */
+/* ---- groups and jobs (nccl_group.c) -------------------------------------------------------------- */
 
 typedef struct host_job {
     struct host_job *next;
@@ -343,7 +343,7 @@ void host_comm_detach(ncclComm_t comm);
 ncclResult_t host_contact(host_plan_t *plans);
 ncclResult_t host_contact_one(ncclComm_t comm, const host_task_t *task);
 
-/* ---- launching (nccl_launch.c, nccl_kernel.c) -------------------------------------------------------- */
+/* ---- launching (nccl_launch.c, nccl_kernel.c) ---------------------------------------------------- */
 
 typedef struct host_kernel host_kernel_t;
 struct host_kernel {
@@ -373,7 +373,7 @@ bool host_kernel_may_touch(int device, const void *pointer, size_t bytes);
 ncclResult_t host_message_check(const host_plan_t *plan);
 host_kernel_t *host_message_new(ncclComm_t comm, const host_task_t *tasks);
 
-/* ---- mismatches (nccl_report.c) ----------------------------------------------------------------------- */
+/* ---- mismatches (nccl_report.c) ------------------------------------------------------------------ */
 
 host_sketch_t host_sketch_of(const host_task_t *task);
 static inline bool host_sketch_same(host_sketch_t a, host_sketch_t b) {
@@ -388,8 +388,12 @@ typedef enum { HOST_INTENT_KERNEL, HOST_INTENT_CALL } host_intent_kind_t;
 void host_intent_say(ncclComm_t comm, host_intent_kind_t kind, uint64_t sequence, host_sketch_t sketch);
 /* Strict mode: true, and reported, if another rank waits in a different operation of this number. */
 bool host_intent_differs(ncclComm_t comm, uint64_t sequence, host_sketch_t own);
+/* The same for a message that waits: true, and reported, if the peer waits in the collective that comes next.
+ */
+bool host_intent_passes_by(ncclComm_t comm, host_intent_kind_t kind, uint64_t sequence, host_sketch_t own,
+                           int peer);
 
-/* ---- entry and exit of exported calls (nccl_library.c) ------------------------------------------------ */
+/* ---- entry and exit of exported calls (nccl_library.c) ------------------------------------------- */
 
 typedef struct {
     host_call_t record;

@@ -2,8 +2,7 @@
  */
 #include "nccl.h"
 
-/* ---- checks
- * ------------------------------------------------------------------------------------------------ */
+/* ---- checks -------------------------------------------------------------------------------------- */
 
 typedef struct {
     const char *start;
@@ -45,6 +44,8 @@ static ncclResult_t check(const char *function, ncclComm_t comm, host_task_t *ta
     ncclResult_t result = host_comm_ready(comm, function);
     if (result != ncclSuccess)
         return result;
+    if (comm->finalize_called)
+        return host_fail(ncclInvalidUsage, "%s: the communicator was finalized", function);
     bool message = task->function >= HOST_COLLECTIVES;
     if (task->root < 0 || task->root >= comm->ranks)
         return host_fail(ncclInvalidArgument, "%s: %s %d is not a rank of this communicator (it has %d)",
@@ -92,14 +93,13 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
         else
             result = host_launch_one(comm, task);
     }
-    host_group_poison(result);
-    if (result == ncclSuccess)
+    if (result == ncclSuccess && host_group_depth() == 0)
         result = host_comm_progress(comm, result);
+    host_group_poison(result);
     return host_entry_end(&entry, result);
 }
 
-/* ---- the calls
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the calls ----------------------------------------------------------------------------------- */
 
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {

@@ -143,7 +143,7 @@ void host_clique_ring(host_clique_t *clique, int except) {
             host_bell_ring(&host_segment_area(clique->head, rank)->bell);
 }
 
-/* ---- the watch ---------------------------------------------------------------------------------------- */
+/* ---- the watch ----------------------------------------------------------------------------------- */
 
 static bool is_watched(const host_clique_t *clique, pid_t pid) {
     for (int i = 0; i < clique->watched; i++)

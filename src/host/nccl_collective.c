@@ -28,8 +28,7 @@ typedef struct {
     bool started, announced, in_line, gives, takes;
 } collective_t;
 
-/* ---- solo: a communicator of one rank --------------------------------------------------------------------
- */
+/* ---- solo: a communicator of one rank ------------------------------------------------------------ */
 
 typedef struct {
     host_kernel_t kernel;
@@ -63,8 +62,7 @@ host_kernel_t *host_solo_new(const host_task_t *task) {
     return &solo->kernel;
 }
 
-/* ---- give -------------------------------------------------------------------------------------------------
- */
+/* ---- give ---------------------------------------------------------------------------------------- */
 
 static host_line_t *line_of(const collective_t *c, int rank) {
     return &host_segment_area(c->kernel.clique->head, rank)->line[c->arrival & 1];
@@ -88,8 +86,7 @@ static void give(const collective_t *c) {
     }
 }
 
-/* ---- take -------------------------------------------------------------------------------------------------
- */
+/* ---- take ---------------------------------------------------------------------------------------- */
 
 /* Where the data that `rank` gave to this rank begin. */
 static const unsigned char *gift_of(const collective_t *c, int rank) {
@@ -124,8 +121,7 @@ static void place(const collective_t *c) {
     }
 }
 
-/* ---- arrive
- * ------------------------------------------------------------------------------------------------ */
+/* ---- arrive -------------------------------------------------------------------------------------- */
 
 static bool all_arrived(collective_t *c) {
     const int ranks = c->kernel.comm->ranks;
@@ -180,8 +176,7 @@ static bool is_mismatch(const collective_t *c) {
     return false;
 }
 
-/* ---- the machine
- * -------------------------------------------------------------------------------------------- */
+/* ---- the machine --------------------------------------------------------------------------------- */
 
 static bool may_touch_all(const collective_t *c) {
     const host_task_t *task = &c->task;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- memory of handles ------------------------------------------------------------------------------ */
+/* ---- memory of handles --------------------------------------------------------------------------- */
 
 enum { GRAVES = 64 };
 static pthread_mutex_t graves_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -85,7 +85,7 @@ void host_comm_release(ncclComm_t comm) {
     bury(comm);
 }
 
-/* ---- state ------------------------------------------------------------------------------------------ */
+/* ---- state --------------------------------------------------------------------------------------- */
 
 ncclResult_t host_comm_check(ncclComm_t comm, const char *function) {
     if (comm == NULL)
@@ -176,7 +176,7 @@ void host_comm_settle(ncclComm_t comm) {
     }
 }
 
-/* ---- calls that wait -------------------------------------------------------------------------------- */
+/* ---- calls that wait ----------------------------------------------------------------------------- */
 
 bool host_comm_enter_call(ncclComm_t comm) {
     host_comm_hold(comm);
@@ -221,7 +221,7 @@ ncclResult_t host_comm_hang(ncclComm_t comm, const char *what) {
     }
 }
 
-/* ---- queries ---------------------------------------------------------------------------------------- */
+/* ---- queries ------------------------------------------------------------------------------------- */
 
 typedef enum { COUNT, DEVICE, RANK } query_t;
 

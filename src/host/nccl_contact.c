@@ -39,9 +39,14 @@ static bool has_come(ncclComm_t comm, const host_task_t *task) {
 
 /* A mismatch becomes the asynchronous error, and the call waits on, as it would without the strict mode. */
 static void compare(ncclComm_t comm, const host_task_t *task) {
-    if (task->function < HOST_COLLECTIVES && host_config()->mode == HOST_STRICT &&
-        host_comm_state(comm) == ncclSuccess)
-        host_intent_differs(comm, comm->sequence + 1, host_sketch_of(task));
+    if (host_config()->mode != HOST_STRICT || host_comm_state(comm) != ncclSuccess)
+        return;
+    uint64_t next = comm->sequence + 1;
+    host_sketch_t own = host_sketch_of(task);
+    if (task->function < HOST_COLLECTIVES)
+        host_intent_differs(comm, next, own);
+    else
+        host_intent_passes_by(comm, HOST_INTENT_CALL, next, own, task->root);
 }
 
 static ncclResult_t wait_for_peers(ncclComm_t comm, const host_task_t *task) {

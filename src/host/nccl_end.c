@@ -1,7 +1,7 @@
 /* How communicators end: Finalize, Destroy, Abort. */
 #include "nccl.h"
 
-/* ---- finalize ------------------------------------------------------------------------------------------ */
+/* ---- finalize ------------------------------------------------------------------------------------ */
 
 /* Until all that was issued is done. */
 static ncclResult_t drain(ncclComm_t comm) {
@@ -88,7 +88,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return host_entry_end(&entry, result);
 }
 
-/* ---- reclaim ------------------------------------------------------------------------------------------- */
+/* ---- reclaim ------------------------------------------------------------------------------------- */
 
 void host_comm_detach(ncclComm_t comm) {
     atomic_store(&comm->magic, HOST_COMM_DEAD);
@@ -121,6 +121,8 @@ static ncclResult_t finalize_all(ncclComm_t members) {
             result = drain(comm);
             if (result == ncclSuccess)
                 say_finalized(comm, atomic_load(&comm->clique));
+            else
+                host_comm_stop(comm); /* what it left undone would block whoever shares its order */
         }
     for (ncclComm_t comm = members; comm != NULL && result == ncclSuccess; comm = comm->next_member)
         if (!comm->finalized && !host_comm_stopped(comm))

@@ -29,7 +29,7 @@ ncclResult_t host_group_poison(ncclResult_t result) {
     return result;
 }
 
-/* ---- what a group holds ------------------------------------------------------------------------------ */
+/* ---- what a group holds -------------------------------------------------------------------------- */
 
 ncclResult_t host_group_add_job(const host_job_t *wanted) {
     host_job_t *job = malloc(sizeof *job);
@@ -121,7 +121,7 @@ static void free_jobs(host_job_t *job, ncclResult_t result) {
     }
 }
 
-/* ---- jobs --------------------------------------------------------------------------------------------- */
+/* ---- jobs ---------------------------------------------------------------------------------------- */
 
 /* The jobs of one group while they run, a thread each. */
 typedef struct host_crew {
@@ -201,7 +201,7 @@ static ncclResult_t run_jobs(host_job_t *jobs) {
     return run_crew(jobs);
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------ */
+/* ---- the end ------------------------------------------------------------------------------------- */
 
 ncclResult_t host_group_end(void) {
     if (group.depth == 0)

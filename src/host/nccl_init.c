@@ -13,7 +13,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
     return host_entry_end(&entry, result);
 }
 
-/* ---- the exchange -------------------------------------------------------------------------------------- */
+/* ---- the exchange -------------------------------------------------------------------------------- */
 
 static ncclResult_t check_peers(ncclComm_t comm, host_clique_t *clique) {
     bool strict = host_config()->mode == HOST_STRICT;
@@ -74,7 +74,7 @@ ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id) {
     return check_devices(comm, clique);
 }
 
-/* ---- InitRank ------------------------------------------------------------------------------------------ */
+/* ---- InitRank ------------------------------------------------------------------------------------ */
 
 static ncclResult_t run_init(host_job_t *job) {
     ncclComm_t comm = job->comm;
@@ -166,7 +166,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
     return host_entry_end(&entry, result);
 }
 
-/* ---- InitAll ------------------------------------------------------------------------------------------- */
+/* ---- InitAll ------------------------------------------------------------------------------------- */
 
 static ncclResult_t check_list(int ndev, const int *devlist) {
     int devices = host_config()->devices;

@@ -1,8 +1,7 @@
 /* From the tasks of a group to kernels on streams. */
 #include "nccl.h"
 
-/* ---- two threads on one device --------------------------------------------------------------------------
- */
+/* ---- two threads on one device ------------------------------------------------------------------- */
 
 /* NCCL refuses launches by two threads on one device at the same time where it notices them. */
 enum { DEVICES = 64 };
@@ -59,8 +58,7 @@ static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
     return ncclSuccess;
 }
 
-/* ---- one operation outside a group ------------------------------------------------------------------------
- */
+/* ---- one operation outside a group --------------------------------------------------------------- */
 
 static ncclResult_t launch_task(ncclComm_t comm, const host_task_t *task) {
     ncclResult_t result = check_stream(comm, task->stream);
@@ -78,21 +76,20 @@ ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
     ncclResult_t result = host_contact_one(comm, task);
     if (result != ncclSuccess || host_comm_stopped(comm))
         return result;
-    int before;
-    result = take_device(comm->device);
+    int before, device = comm->device; /* the communicator may be gone once its kernel is launched */
+    result = take_device(device);
     if (result != ncclSuccess)
         return result;
-    result = switch_device(comm->device, &before);
+    result = switch_device(device, &before);
     if (result == ncclSuccess) {
         result = launch_task(comm, task);
         restore_device(before);
     }
-    give_device(comm->device);
+    give_device(device);
     return result;
 }
 
-/* ---- groups
- * ------------------------------------------------------------------------------------------------- */
+/* ---- groups -------------------------------------------------------------------------------------- */
 
 static bool goes_before(const host_plan_t *a, const host_plan_t *b) {
     host_clique_t *first = atomic_load(&a->comm->clique), *second = atomic_load(&b->comm->clique);

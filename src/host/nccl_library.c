@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* ---- the door ---------------------------------------------------------------------------------------- */
+/* ---- the door ------------------------------------------------------------------------------------ */
 
 ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclComm_t comm) {
     host_call_t *record = &entry->record;
@@ -42,7 +42,7 @@ ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result) {
     return result;
 }
 
-/* ---- version and texts ------------------------------------------------------------------------------- */
+/* ---- version and texts --------------------------------------------------------------------------- */
 
 ncclResult_t ncclGetVersion(int *version) {
     host_entry_t entry;
@@ -78,7 +78,7 @@ const char *ncclGetLastError(ncclComm_t comm) {
     return host_last_error_text();
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------ */
+/* ---- memory -------------------------------------------------------------------------------------- */
 
 ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
     host_entry_t entry;
@@ -107,7 +107,7 @@ ncclResult_t ncclMemFree(void *ptr) {
     return host_entry_end(&entry, result);
 }
 
-/* ---- registration ------------------------------------------------------------------------------------ */
+/* ---- registration -------------------------------------------------------------------------------- */
 
 /* Bookkeeping only: nothing gets faster by it yet, but a handle is checked as NCCL does. */
 typedef struct registration {
@@ -172,7 +172,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
     return host_entry_end(&entry, result);
 }
 
-/* ---- parameters --------------------------------------------------------------------------------------- */
+/* ---- parameters ---------------------------------------------------------------------------------- */
 
 /* The engine has none of NCCL's parameters, so its table is empty and every key is unknown. */
 ncclResult_t ncclParamBind(ncclParamHandle_t *out, const char *key) {

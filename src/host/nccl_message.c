@@ -24,7 +24,8 @@ typedef struct {
     host_kernel_t kernel;
     int count, queues;
     bool started;
-    int *heads; /* by queue: the message under way, or -1 */
+    uint64_t sequence; /* of the collective that comes next */
+    int *heads;        /* by queue: the message under way, or -1 */
     message_t messages[];
 } exchange_t;
 
@@ -57,8 +58,7 @@ static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* ---- one message ------------------------------------------------------------------------------------------
- */
+/* ---- one message --------------------------------------------------------------------------------- */
 
 typedef enum { WAITING, MOVED, FINISHED, REFUSED } outcome_t;
 
@@ -132,8 +132,7 @@ static outcome_t receive_some(exchange_t *e, message_t *m) {
     return finished ? FINISHED : bytes != 0 ? MOVED : WAITING;
 }
 
-/* ---- a rank and itself
- * --------------------------------------------------------------------------------------- */
+/* ---- a rank and itself --------------------------------------------------------------------------- */
 
 /* The k-th send to oneself goes to the k-th receive from oneself; they are equal in number. */
 static bool copy_to_self(exchange_t *e) {
@@ -157,8 +156,7 @@ static bool copy_to_self(exchange_t *e) {
     return true;
 }
 
-/* ---- the kernel
- * ------------------------------------------------------------------------------------------------ */
+/* ---- the kernel ---------------------------------------------------------------------------------- */
 
 static bool may_touch_all(const exchange_t *e) {
     for (int i = 0; i < e->count; i++)
@@ -200,8 +198,20 @@ static host_progress_t advance(host_kernel_t *kernel) {
     return finished && !kernel->stuck ? HOST_DONE : HOST_BLOCKED;
 }
 
-/* ---- making it
- * --------------------------------------------------------------------------------------------------- */
+/* In the strict mode: a peer that waits in a collective will not make its half of a message any more. */
+static void linger(host_kernel_t *kernel) {
+    exchange_t *e = (exchange_t *)(void *)kernel;
+    if (host_config()->mode != HOST_STRICT)
+        return;
+    for (int queue = 0; queue < e->queues && !kernel->stuck; queue++) {
+        const message_t *m = e->heads[queue] >= 0 ? &e->messages[e->heads[queue]] : NULL;
+        if (m != NULL)
+            kernel->stuck =
+                host_intent_passes_by(kernel->comm, HOST_INTENT_KERNEL, e->sequence, m->sketch, m->peer);
+    }
+}
+
+/* ---- making it ----------------------------------------------------------------------------------- */
 
 static int count_to_self(const host_plan_t *plan, host_function_t function) {
     int count = 0;
@@ -261,7 +271,9 @@ host_kernel_t *host_message_new(ncclComm_t comm, const host_task_t *tasks) {
         bytes += e->messages[i].bytes;
     }
     build_queues(e, comm);
+    e->sequence = comm->sequence + 1;
     e->kernel.advance = advance;
+    e->kernel.linger = linger;
     e->kernel.name = count == 1 && e->messages[0].receive ? "ncclRecv" : "ncclSend";
     e->kernel.work.bytes = bytes;
     return &e->kernel;

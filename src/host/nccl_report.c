@@ -70,8 +70,7 @@ void host_report_message(ncclComm_t comm, uint32_t number, int from, host_sketch
     host_comm_set_state(comm, ncclInvalidUsage);
 }
 
-/* ---- ranks that wait in different calls -----------------------------------------------------------------
- */
+/* ---- ranks that wait in different calls ---------------------------------------------------------- */
 
 static uint32_t pack(host_sketch_t sketch) {
     return (uint32_t)sketch.function | (uint32_t)sketch.type << 8 | (uint32_t)sketch.op << 16 |
@@ -101,18 +100,40 @@ static bool read_intent(host_intent_t *intent, uint64_t sequence, host_sketch_t 
     return atomic_load(&intent->sequence) == sequence;
 }
 
-bool host_intent_differs(ncclComm_t comm, uint64_t sequence, host_sketch_t own) {
-    host_clique_t *clique = atomic_load(&comm->clique);
-    for (int rank = 0; rank < comm->ranks; rank++)
-        for (int kind = 0; kind < 2; kind++) {
-            host_sketch_t other;
-            host_intent_t *intent = &host_segment_area(clique->head, rank)->intent[kind];
-            if (!read_intent(intent, sequence, &other) || host_sketch_same(own, other))
-                continue;
-            bool first = comm->rank < rank; /* the lower rank is named first, on both sides */
-            host_report_mismatch(comm, sequence, first ? comm->rank : rank, first ? own : other,
-                                 first ? rank : comm->rank, first ? other : own);
-            return true;
-        }
+/* The lower rank is named first, so that both sides say the same. */
+static void report_pair(ncclComm_t comm, uint64_t sequence, host_sketch_t own, int rank,
+                        host_sketch_t other) {
+    if (comm->rank < rank)
+        host_report_mismatch(comm, sequence, comm->rank, own, rank, other);
+    else
+        host_report_mismatch(comm, sequence, rank, other, comm->rank, own);
+}
+
+static bool find_intent(ncclComm_t comm, int rank, uint64_t sequence, host_sketch_t own) {
+    host_intent_t *intents = host_segment_area(atomic_load(&comm->clique)->head, rank)->intent;
+    for (int kind = 0; kind < 2; kind++) {
+        host_sketch_t other;
+        if (!read_intent(&intents[kind], sequence, &other) || host_sketch_same(own, other))
+            continue;
+        report_pair(comm, sequence, own, rank, other);
+        return true;
+    }
     return false;
+}
+
+bool host_intent_differs(ncclComm_t comm, uint64_t sequence, host_sketch_t own) {
+    for (int rank = 0; rank < comm->ranks; rank++)
+        if (rank != comm->rank && find_intent(comm, rank, sequence, own))
+            return true;
+    return false;
+}
+
+/* Had the peer been going to make its half of the message, it would have done so before its next collective.
+ * Nothing is said of a message before that is certain, for until then it may wait for a late peer. */
+bool host_intent_passes_by(ncclComm_t comm, host_intent_kind_t kind, uint64_t sequence, host_sketch_t own,
+                           int peer) {
+    if (!find_intent(comm, peer, sequence, own))
+        return false;
+    host_intent_say(comm, kind, sequence, own);
+    return true;
 }

@@ -21,7 +21,7 @@
 #define PAGE ((size_t)4096)
 static const char MAGIC[8] = "pnclique";
 
-/* ---- where things lie ------------------------------------------------------------------------------ */
+/* ---- where things lie ---------------------------------------------------------------------------- */
 
 static size_t slots_offset(int ranks) {
     return (PAGE + (size_t)ranks * sizeof(host_area_t) + PAGE - 1) / PAGE * PAGE;
@@ -70,7 +70,7 @@ void host_segment_break(host_head_t *head, const char *format, ...) {
     atomic_store(&head->broken, 2);
 }
 
-/* ---- processes -------------------------------------------------------------------------------------- */
+/* ---- processes ----------------------------------------------------------------------------------- */
 
 /* A process number may be used again; together with the time of its start it is unique. */
 bool host_process_start(pid_t pid, uint64_t *start) {
@@ -93,7 +93,7 @@ bool host_process_start(pid_t pid, uint64_t *start) {
     return true;
 }
 
-/* ---- offers ----------------------------------------------------------------------------------------- */
+/* ---- offers -------------------------------------------------------------------------------------- */
 
 /* A segment that this process keeps open because ranks are still to come. */
 typedef struct offer {
@@ -178,7 +178,7 @@ void host_segment_withdraw(const ncclUniqueId *unique) {
     pthread_mutex_unlock(&offers_lock);
 }
 
-/* ---- finding a segment ------------------------------------------------------------------------------- */
+/* ---- finding a segment --------------------------------------------------------------------------- */
 
 static ncclResult_t used_up(const host_id_t *id) {
     return host_fail(ncclInvalidUsage,

@@ -223,7 +223,7 @@ def run_threads(
                 else:
                     rank.join(unique)
                 values[number] = body(rank, *arguments)
-        except Exception as error:  # noqa: BLE001  (raised again in the thread of the test)
+        except Exception as error:
             failures.append((number, error))
 
     threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(ranks)]
@@ -246,15 +246,20 @@ class Child:
     """A rank in a process of its own."""
 
     def __init__(
-        self, task: Mapping[str, Any], body: Callable[..., Any], environment: Mapping[str, str]
+        self,
+        engine: hostlib.Engine,
+        task: Mapping[str, Any],
+        body: Callable[..., Any],
+        environment: Mapping[str, str],
     ) -> None:
+        library = str(Path(engine.library._name).resolve())
         self.process = subprocess.Popen(
             [sys.executable, __file__, body.__module__, body.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYNCCL_HOST_LIBRARY": library, **environment},
         )
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(task) + "\n")
@@ -289,6 +294,7 @@ def run_processes(
     raw = bytes(unique_id(engine)).hex()
     children = [
         Child(
+            engine,
             {"rank": n, "ranks": ranks, "id": raw, "arguments": arguments},
             body,
             environment or {},

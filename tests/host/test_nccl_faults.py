@@ -174,6 +174,53 @@ def test_a_mismatch_of_messages(engine, temper):
     assert found == [[USAGE, text]] * 2
 
 
+def pass_by(rank: Rank) -> tuple[int, str]:
+    """Rank 1 waits for a message, rank 0 has gone on to the next collective without it."""
+    x = np.zeros(8, dtype=np.float32)
+    arguments = (x.ctypes.data, 4, FLOAT32, 0, rank.comm, rank.stream)
+    out: list[tuple[int, str]] = []
+    thread = threading.Thread(
+        target=lambda: out.append((rank.async_error(5.0), last_error(rank.engine)))
+    )
+    thread.start()
+    stopper = threading.Timer(1.0, lambda: rank.must("ncclCommAbort", rank.comm))
+    stopper.start()
+    code = rank.all_reduce(x) if rank.rank == 0 else rank.engine.ncclRecv(*arguments)
+    assert code in (0, INTERNAL)
+    thread.join()
+    stopper.join()
+    rank.synchronize()
+    rank.engine.must("cuStreamDestroy_v2", rank.stream)
+    return out[0]
+
+
+def test_a_mismatch_of_a_message_and_a_collective(engine, temper):
+    found = nccl_ranks.run_processes(engine, 2, pass_by, environment=environment(temper))
+    text = (
+        "mismatch: operation 1: rank 0 calls ncclAllReduce(count=8, float32, sum), "
+        "rank 1 calls ncclRecv(count=4, float32)"
+    )
+    assert found == [[USAGE, text]] * 2
+
+
+def wait_in_turn(rank: Rank) -> None:
+    """Rank 1 waits for rank 2 before it joins the collective: late, but in order."""
+    x = np.zeros(4, dtype=np.float32)
+    if rank.rank == 1:
+        rank.must("ncclRecv", x.ctypes.data, 4, FLOAT32, 2, rank.comm, rank.stream)
+    if rank.rank == 2:
+        time.sleep(0.5)
+        rank.must("ncclSend", x.ctypes.data, 4, FLOAT32, 1, rank.comm, rank.stream)
+    assert rank.all_reduce(x) == 0
+    rank.synchronize()
+    assert rank.async_error() == 0
+    rank.finish()
+
+
+def test_a_late_message_is_no_mismatch(engine, temper):
+    nccl_ranks.run_threads(engine, 3, wait_in_turn)
+
+
 def wrong_sizes(rank: Rank) -> None:
     """Without checks nothing is said, and no rank writes beyond what its own call names."""
     n = 50 if rank.rank == 0 else 100_000
@@ -240,7 +287,9 @@ def test_a_peer_that_dies_before_it_joins(engine, temper):
     raw = bytes(nccl_ranks.unique_id(engine)).hex()
     task = {"ranks": 2, "id": raw, "arguments": []}
     given = environment(temper, PYNCCL_HOST_FAULTS="init:kill,rank=1")
-    children = [nccl_ranks.Child({"rank": n, **task}, dies_at_init, given) for n in range(2)]
+    children = [
+        nccl_ranks.Child(engine, {"rank": n, **task}, dies_at_init, given) for n in range(2)
+    ]
     assert children[1].result()[0] == -signal.SIGKILL
     time.sleep(0.3)
     assert children[0].process.poll() is None
@@ -280,7 +329,7 @@ def blocked_in_the_call(rank: Rank) -> int:
     timer.start()
     begun = time.monotonic()
     code = rank.all_reduce(x)
-    assert 0.15 < time.monotonic() - begun < 1
+    assert 0.15 < time.monotonic() - begun < 3
     timer.join()
     rank.engine.must("cuStreamDestroy_v2", rank.stream)
     return code
@@ -311,7 +360,7 @@ def delayed(rank: Rank) -> float:
 def test_a_delayed_operation(engine, calm):
     engine.set("faults", "op:delay=200ms")
     for took in nccl_ranks.run_threads(engine, 2, delayed):
-        assert 0.19 < took < 0.6
+        assert 0.19 < took < 2
 
 
 def remote(rank: Rank) -> None:
@@ -394,7 +443,8 @@ def abort_sticks(rank: Rank) -> float:
 def test_a_stuck_abort(engine, calm):
     engine.set("faults", "abort:stuck=300ms,rank=1")
     quick, slow = nccl_ranks.run_threads(engine, 2, abort_sticks)
-    assert quick < 0.2 < slow
+    assert slow > 0.29
+    assert quick < slow - 0.1
 
 
 def pinned(rank: Rank) -> int:
@@ -407,29 +457,3 @@ def test_init_narrows_the_affinity(engine, temper):
         given = environment(temper, PYNCCL_HOST_FAULTS="init:affinity")
         assert nccl_ranks.run_processes(engine, 1, pinned, environment=given) == [1]
     assert nccl_ranks.run_processes(engine, 1, pinned) == [len(os.sched_getaffinity(0))]
-
-
-# ---- the journal
-
-
-def test_the_journal_has_every_call(engine, temper):
-    with engine.journal() as calls:
-        nccl_ranks.run_threads(engine, 1, journaled)
-    mine = [call for call in calls if call.function.startswith(b"nccl")]
-    wanted = [b"ncclGetUniqueId", b"ncclCommInitRank", b"ncclGroupStart", b"ncclBroadcast"]
-    wanted += [b"ncclGroupEnd", b"ncclCommFinalize", b"ncclCommDestroy"]
-    assert [call.function for call in mine] == wanted
-    call = mine[3]
-    assert (call.count, call.datatype, call.root, call.rank) == (3, FLOAT32, 0, 0)
-    assert (call.group_depth, call.device, call.result) == (1, 0, 0)
-    assert call.comm == mine[5].comm != 0
-    assert [c.group_depth for c in mine] == [0, 0, 0, 1, 1, 0, 0]
-
-
-def journaled(rank: Rank) -> None:
-    x = np.ones(3, dtype=np.float32)
-    address = x.ctypes.data
-    rank.must("ncclGroupStart")
-    rank.must("ncclBroadcast", address, address, 3, FLOAT32, 0, rank.comm, rank.stream)
-    rank.must("ncclGroupEnd")
-    rank.finish()

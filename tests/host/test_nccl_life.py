@@ -323,6 +323,7 @@ def finalize_twice(rank: Rank) -> None:
     rank.must("ncclCommFinalize", rank.comm)
     assert (x == rank.ranks).all()  # all that was issued is done
     assert rank.engine.ncclCommFinalize(rank.comm) == ARGUMENT
+    assert rank.all_reduce(x) == USAGE
     rank.must("ncclCommDestroy", rank.comm)
     rank.synchronize()
     rank.engine.must("cuStreamDestroy_v2", rank.stream)
