@@ -86,7 +86,9 @@ cdef extern from "abi/dlpack_abi.h" nogil:
     ctypedef struct DLPackExchangeAPI:
         DLPackExchangeAPIHeader header
         int (*dltensor_from_py_object_no_sync)(void *py_object, DLTensor *out) except? -1
-        int (*current_work_stream)(DLDeviceType device_type, int32_t device_id, void **out) except? -1
+        int (*current_work_stream)(
+            DLDeviceType device_type, int32_t device_id, void **out
+        ) except? -1
     int kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged
     int kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLComplex, kDLBool
     int kDLFloat8_e4m3fn, kDLFloat8_e5m2
@@ -98,7 +100,9 @@ cdef extern from "bind/bind.h" nogil:
         ncclResult_t (*ncclGetUniqueId)(ncclUniqueId *uniqueId) noexcept nogil
         const char *(*ncclGetErrorString)(ncclResult_t result) noexcept nogil
         const char *(*ncclGetLastError)(ncclComm_t comm) noexcept nogil
-        ncclResult_t (*ncclParamGetParameter)(const char *key, const char **value, int *valueLen) noexcept nogil
+        ncclResult_t (*ncclParamGetParameter)(
+            const char *key, const char **value, int *valueLen
+        ) noexcept nogil
     ctypedef struct pn_cuda_t:
         CUresult (*cuInit)(unsigned int flags) noexcept nogil
         CUresult (*cuGetErrorName)(CUresult error, const char **text) noexcept nogil
@@ -109,32 +113,43 @@ cdef extern from "bind/bind.h" nogil:
         CUresult (*cuDeviceGetUuid_v2)(CUuuid *uuid, CUdevice dev) noexcept nogil
         CUresult (*cuDeviceGetPCIBusId)(char *pciBusId, int len, CUdevice dev) noexcept nogil
         CUresult (*cuCtxGetStreamPriorityRange)(int *least, int *greatest) noexcept nogil
-        CUresult (*cuStreamCreateWithPriority)(CUstream *stream, unsigned int flags, int priority) noexcept nogil
+        CUresult (*cuStreamCreateWithPriority)(
+            CUstream *stream, unsigned int flags, int priority
+        ) noexcept nogil
         CUresult (*cuStreamDestroy_v2)(CUstream stream) noexcept nogil
         CUresult (*cuStreamQuery)(CUstream stream) noexcept nogil
-        CUresult (*cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned int flags) noexcept nogil
-        CUresult (*cuStreamIsCapturing)(CUstream stream, CUstreamCaptureStatus *status) noexcept nogil
+        CUresult (*cuStreamWaitEvent)(
+            CUstream stream, CUevent event, unsigned int flags
+        ) noexcept nogil
+        CUresult (*cuStreamIsCapturing)(
+            CUstream stream, CUstreamCaptureStatus *status
+        ) noexcept nogil
         CUresult (*cuEventCreate)(CUevent *event, unsigned int flags) noexcept nogil
         CUresult (*cuEventDestroy_v2)(CUevent event) noexcept nogil
         CUresult (*cuEventRecord)(CUevent event, CUstream stream) noexcept nogil
         CUresult (*cuEventQuery)(CUevent event) noexcept nogil
-        CUresult (*cuEventElapsedTime)(float *milliseconds, CUevent start, CUevent end) noexcept nogil
+        CUresult (*cuEventElapsedTime)(
+            float *milliseconds, CUevent start, CUevent end
+        ) noexcept nogil
     ctypedef struct pn_engine_t:
         pn_nccl_t nccl
         pn_cuda_t cuda
         int nccl_version
         int driver_version
-    pn_engine_t *pn_engine_open(const char *nccl_path, const char *cuda_path, char *why, size_t why_size)
+    pn_engine_t *pn_engine_open(
+        const char *nccl_path, const char *cuda_path, char *why, size_t why_size
+    )
     int pn_nccl_since(const char *name)
     void *pn_engine_symbol(const pn_engine_t *engine, const char *name)
     const char *pn_engine_path(const pn_engine_t *engine, const char *name)
 
     ctypedef enum pn_kind_t:
-        PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER, PN_ALL_TO_ALL, PN_GATHER,
-        PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT, PN_CLOSE, PN_ABORT, PN_EVENT, PN_KINDS
+        PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER,
+        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT,
+        PN_CLOSE, PN_ABORT, PN_EVENT, PN_KINDS
     ctypedef enum pn_source_t:
-        PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM, PN_FROM_CLOSED,
-        PN_FROM_MISSING
+        PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM,
+        PN_FROM_CLOSED, PN_FROM_MISSING
     ctypedef struct pn_outcome_t:
         pn_source_t source
         int code
@@ -164,6 +179,7 @@ cdef extern from "bind/bind.h" nogil:
         int size
         CUstream stream
         pn_clique_t *clique
+        bint ordered
         pn_state_t state
         uint64_t seq
         pn_outcome_t failure
@@ -186,6 +202,7 @@ cdef extern from "bind/bind.h" nogil:
         int64_t deadline_ns
         bint has_stream
         bint may_wait
+        CUevent timed[2]
         uint64_t seq
         int64_t issued_ns
         int64_t ended_ns
@@ -224,6 +241,8 @@ cdef extern from "bind/bind.h" nogil:
     CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track)
     bint pn_burst_overdue()
     void pn_burst_reset()
+    void pn_suspended(int change)
+    bint pn_may_spin()
     pn_op_t *pn_done_take()
     bint pn_done_some()
     pn_mailbox_t *pn_mailbox_new()

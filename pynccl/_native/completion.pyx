@@ -1,4 +1,4 @@
-"""How the interpreter learns that operations have ended: the done list, the event loops, the reaper.
+"""How the interpreter learns that operations have ended: done list, event loops, reaper.
 
 1. From its submission until it comes out of the done list, the engine room holds a reference to
    an Operation, and the Operation holds its arrays: nobody needs to keep it for its buffers to
@@ -24,12 +24,16 @@ from pynccl._native.abi cimport (
     pn_op_t,
     pn_reaper_stop,
     pn_reaper_wait,
+    pn_suspended,
     pn_wait_t,
 )
 
 import atexit
 import threading
 import weakref
+from asyncio import _get_running_loop
+
+cdef object running_loop = _get_running_loop
 
 
 cdef class Operation:
@@ -109,8 +113,11 @@ cdef class Reactor:
             wait = pn_mailbox_take(self.box)
         loop = self.loop()
         closed = loop is None or loop.is_closed()
+        mine = not closed and running_loop() is loop
         while wait != NULL:
             following = wait.next
+            if mine:
+                pn_suspended(-1)
             _, work, futures = <tuple>wait.token
             Py_DECREF(<tuple>wait.token)
             PyMem_Free(wait)

@@ -1,4 +1,4 @@
-"""Engines: libnccl with libcuda, the host engine, the no-op engine; each a table of C functions.
+"""Engines: libnccl with libcuda, the host engine, the no-op engine; each a table of functions.
 
 An engine is opened once, at the first use of a device of its kind, and stays open: other
 threads may be inside it. A result becomes an exception here and nowhere else.
@@ -37,7 +37,7 @@ _MISMATCH = "mismatch: "
 
 
 cdef object nccl_exception(int result, str function, str what, str detail):
-    """The exception for an `ncclResult_t`: what failed, the result's name, and the library's own words."""
+    """The exception for an `ncclResult_t`: what failed, its name, the library's own words."""
     cls = _BY_RESULT.get(result, errors.NcclError)
     name = RESULTS[result] if 0 <= result < len(RESULTS) else f"result {result}"
     if detail.startswith(_MISMATCH):
@@ -105,7 +105,9 @@ cdef class Engine:
         with nogil:
             engine = pn_engine_open(nccl_c, cuda_c, why, sizeof(why))
         if engine == NULL:
-            raise errors.NotSupportedError(f"the {name} engine cannot be loaded: {(<bytes>why).decode()}")
+            raise errors.NotSupportedError(
+                f"the {name} engine cannot be loaded: {(<bytes>why).decode()}"
+            )
         pn_live_watch_fork()
         self.c = engine
         self.name = name
@@ -133,16 +135,16 @@ cdef class Engine:
         return pn_engine_symbol(self.c, name) != NULL
 
     def require(self, str function):
-        """Raise NotSupportedError, naming the release that brought it, unless the library has the function."""
+        """Raise NotSupportedError, naming the first release, unless the library has it."""
         if self.has(function):
             return
         cdef bytes name = function.encode()
         cdef int since = pn_nccl_since(name)
         cdef int loaded = self.c.nccl_version
-        needs = f"needs NCCL {since // 10000}.{since // 100 % 100}" if since else "is not known here"
-        raise errors.NotSupportedError(
-            f"{function} {needs}, loaded is {loaded // 10000}.{loaded // 100 % 100}.{loaded % 100}"
-        )
+        first = f"{since // 10000}.{since // 100 % 100}"
+        here = f"{loaded // 10000}.{loaded // 100 % 100}.{loaded % 100}"
+        needs = f"needs NCCL {first}" if since else "is not known here"
+        raise errors.NotSupportedError(f"{function} {needs}, loaded is {here}")
 
     def unique_id(self):
         """128 fresh bytes for one communicator (``ncclGetUniqueId``).
@@ -181,7 +183,7 @@ cdef class Engine:
         return count
 
     def device_identity(self, int ordinal):
-        """A device's UUID, PCI bus id and name, as strings; for telling ranks apart before they start."""
+        """A device's UUID, PCI bus id and name, which tell ranks apart before they start."""
         cdef CUdevice device
         cdef CUuuid uuid
         cdef char bus[32]
@@ -206,5 +208,7 @@ cdef class Engine:
         with nogil:
             found = pn_device_get(self.c, ordinal, &why)
         if found == NULL:
-            raise cuda_exception(self, why.code, why.function.decode(), f"{self.name} device {ordinal}")
+            raise cuda_exception(
+                self, why.code, why.function.decode(), f"{self.name} device {ordinal}"
+            )
         return found

@@ -12,13 +12,11 @@ import warnings
 
 from pynccl._native.abi cimport (
     PN_ABORTING,
-    PN_CLOSING,
     PN_FAILED,
     PN_FROM_ABORT,
     PN_FROM_CUDA,
     PN_FROM_DEADLINE,
     PN_FROM_NCCL,
-    PN_GONE,
     PN_NEW,
     PN_READY,
     pn_comm_drop,
@@ -33,8 +31,8 @@ from pynccl import errors
 STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
 
 cdef tuple KINDS = (
-    "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
-    "send", "recv", "barrier", "init", "split", "close", "abort", "wait",
+    "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
+    "scatter", "send", "recv", "barrier", "init", "split", "close", "abort", "wait",
 )
 
 
@@ -44,7 +42,7 @@ def kind_name(int kind):
 
 
 cdef class CommHandle:
-    """A native communicator of one rank; see the module's rules. Public behaviour is in Communicator."""
+    """A native communicator of one rank; Communicator is its public face."""
 
     def __cinit__(self, Engine engine, int device, int rank=0, int size=0):
         cdef pn_device_t *found = engine.device(device)
@@ -62,7 +60,8 @@ cdef class CommHandle:
         if PN_NEW < self.c.state < PN_ABORTING:
             try:
                 warnings.warn(
-                    f"communicator of rank {self.c.rank} of {self.c.size} was not closed; it is aborted",
+                    f"communicator of rank {self.c.rank} of {self.c.size} was not closed; "
+                    "it is aborted",
                     ResourceWarning,
                     stacklevel=1,
                 )
@@ -84,12 +83,12 @@ cdef class CommHandle:
 
     @property
     def state(self):
-        """``"new"``, ``"ready"``, ``"closing"``, ``"failed"``, ``"aborting"`` or ``"closed"``."""
+        """``"new"``, ``"ready"``, ``"closing"``, ``"failed"``, ``"aborting"``, ``"closed"``."""
         return STATES[<int>self.c.state]
 
     @property
     def issued(self):
-        """How many operations have been called on it so far: the sequence number of the last one."""
+        """How many operations have been called so far: the sequence number of the last one."""
         return self.c.seq
 
     @property
@@ -109,8 +108,24 @@ cdef class CommHandle:
     @spin_us.setter
     def spin_us(self, microseconds):
         if not 0 <= microseconds <= 1000:
-            raise errors.ConfigError(f"spin_us must be 0 to 1000 microseconds, not {microseconds!r}")
+            raise errors.ConfigError(
+                f"spin_us must be 0 to 1000 microseconds, not {microseconds!r}"
+            )
         self.spin_ns = int(microseconds * 1000)
+
+    @property
+    def ordered(self):
+        """Whether its operations are chained with those of the device's other ordered ones.
+
+        Several communicators of one device run at once, and ranks that call them in different
+        orders can wait for each other for ever. Ordered ones run one after another, in the
+        order of the calls.
+        """
+        return self.c.ordered
+
+    @ordered.setter
+    def ordered(self, bint value):
+        self.c.ordered = value
 
     @property
     def shares_process(self):
@@ -121,16 +136,19 @@ cdef class CommHandle:
         """Raise unless operations can be issued now."""
         if pn_forked:
             raise errors.UsageError(
-                "this communicator belongs to the parent process: after a fork neither CUDA nor NCCL can be used; "
-                "start the child with the spawn method"
+                "this communicator belongs to the parent process: after a fork neither CUDA "
+                "nor NCCL can be used; start the child with the spawn method"
             )
         if self.c.state == PN_READY:
             return 0
         if self.c.state == PN_FAILED:
+            cause = self.failure_exception()
             raise errors.UsageError(
-                f"the communicator has failed and takes no more operations: {self.failure_exception()}"
-            ) from self.failure_exception()
-        raise errors.UsageError(f"the communicator is {self.state}, operations need one that is ready")
+                f"the communicator has failed and takes no more operations: {cause}"
+            ) from cause
+        raise errors.UsageError(
+            f"the communicator is {self.state}, operations need one that is ready"
+        )
 
     cdef object failure_exception(self):
         """What took the communicator down, as an exception; None if nothing did."""
@@ -140,7 +158,8 @@ cdef class CommHandle:
         if self.c.culprit:
             who = f"{KINDS[self.c.culprit_kind]} (operation {self.c.culprit}) on {who}"
         if source == PN_FROM_NCCL:
-            return nccl_exception(self.c.failure.code, function, who, self.c.detail.decode(errors="replace"))
+            detail = self.c.detail.decode(errors="replace")
+            return nccl_exception(self.c.failure.code, function, who, detail)
         if source == PN_FROM_CUDA:
             return cuda_exception(self.engine, self.c.failure.code, function, who)
         if source == PN_FROM_DEADLINE:
@@ -159,7 +178,11 @@ cpdef object timeout_to_ns(seconds):
     try:
         value = float(seconds)
     except (TypeError, ValueError):
-        raise errors.ConfigError(f"a time-out is a number of seconds, not {seconds!r}") from None
+        raise errors.ConfigError(
+            f"a time-out is a number of seconds, not {seconds!r}"
+        ) from None
     if not value >= 0:
-        raise errors.ConfigError(f"a time-out is a number of seconds that is not negative, not {seconds!r}")
+        raise errors.ConfigError(
+            f"a time-out is a number of seconds that is not negative, not {seconds!r}"
+        )
     return int(min(value, 9.0e9) * 1e9)

@@ -1,4 +1,4 @@
-"""From checked arguments to a native submission: streams, deadlines, hand-off, and groups that record instead."""
+"""From checked arguments to a native submission: streams, deadlines, hand-off, groups."""
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
@@ -25,6 +25,7 @@ from pynccl._native.abi cimport (
 from pynccl._native.completion cimport drain_done
 from pynccl._native.engine cimport cuda_exception
 from pynccl._native.handles cimport CommHandle
+from pynccl._native.streams cimport EventHandle
 from pynccl._native.view cimport producer_stream, view_of, view_t
 from pynccl._native.work cimport Work
 
@@ -49,13 +50,13 @@ cdef object here():
 
 
 cdef class Recorder:
-    """What a group collects. One a (task, thread): children, other tasks and other threads issue normally."""
+    """What a group collects: one a (task, thread), so that others issue normally meanwhile."""
 
     def __init__(self):
         self.works = []
 
     def open(self):
-        """Begin to record here; False if a group of this task and thread is open already, which is then joined."""
+        """Begin to record here; False if a group is open here already, which is then joined."""
         global open_groups
         self.owner = here()
         if self.owner in groups:
@@ -118,8 +119,10 @@ cdef class Recorder:
 cdef class Issuer(CommHandle):
     """A communicator that can submit operations whose arguments are known to be good."""
 
-    cdef Work start(self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
-                    object stream, object timeout, object array, object keep, object result, bint converted):
+    cdef Work start(
+        self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
+        object stream, bint timed, object timeout, object array, object keep, object result, bint converted,
+    ):
         cdef Work work = Work.__new__(Work)
         cdef view_t *typed = send if send != NULL else recv
         cdef size_t handle = 0
@@ -151,12 +154,15 @@ cdef class Issuer(CommHandle):
             work.c.has_stream = True
         elif self.engine.is_cuda and array is not None:
             hand_off = producer_stream(array, self.device_ordinal, &handle)
+        if timed:
+            self.time(work)
         work.c.issued_ns = pn_now_ns()
         cdef int64_t limit = self.timeout_ns
         if timeout is not None:
             limit = timeout_to_ns(timeout)
-        work.c.deadline_ns = (work.c.issued_ns + limit if limit < PN_NO_DEADLINE - work.c.issued_ns
-                              else PN_NO_DEADLINE)
+        work.c.deadline_ns = PN_NO_DEADLINE
+        if limit < PN_NO_DEADLINE - work.c.issued_ns:
+            work.c.deadline_ns = work.c.issued_ns + limit
         if open_groups:
             recorder = groups.get(here())
             if recorder is not None:
@@ -178,6 +184,17 @@ cdef class Issuer(CommHandle):
             drain_done()
         return work
 
+    cdef int time(self, Work work) except -1:
+        """Have the operation record when it begins and ends on the device."""
+        cdef EventHandle begin = EventHandle()
+        cdef EventHandle end = EventHandle()
+        begin.native_create(self.engine, self.device_ordinal, True)
+        end.native_create(self.engine, self.device_ordinal, True)
+        work.timing = (begin, end)
+        work.c.timed[0] = begin.c
+        work.c.timed[1] = end.c
+        return 0
+
     cdef size_t stream_of(self, object stream, object array) except? 0:
         """The handle of the caller's stream, which must not be capturing."""
         cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
@@ -186,11 +203,16 @@ cdef class Issuer(CommHandle):
         cdef size_t handle = 0
         if type(stream) is str:
             if stream != "current":
-                raise UsageError(f"stream must be None, \"current\" or a stream, not {stream!r}")
+                raise UsageError(f"stream is None, 'current' or a stream, not {stream!r}")
             if not self.engine.is_cuda:
-                raise UsageError("stream=\"current\" needs an array on a GPU: a host array has no stream")
+                raise UsageError(
+                    'stream="current" needs an array on a GPU: a host array has no stream'
+                )
             if array is None or not producer_stream(array, self.device_ordinal, &handle):
-                raise UsageError("stream=\"current\" is not known for this array's library; pass the stream itself")
+                raise UsageError(
+                    'stream="current" is not known for the library of this array; '
+                    "pass the stream itself"
+                )
         else:
             handle = stream_handle(stream)
         with nogil:
@@ -201,7 +223,9 @@ cdef class Issuer(CommHandle):
         if rc != CUDA_SUCCESS:
             raise cuda_exception(self.engine, rc, "cuStreamIsCapturing", "stream")
         if status != CU_STREAM_CAPTURE_STATUS_NONE:
-            raise UsageError("the stream is being captured into a graph, which is not supported yet")
+            raise UsageError(
+                "the stream is being captured into a graph, which is not supported yet"
+            )
         return handle
 
     cdef object look(self, object array, view_t *view, str name):
@@ -209,6 +233,7 @@ cdef class Issuer(CommHandle):
         keep = view_of(array, view, self.engine.is_cuda, <size_t>self.c.stream, name)
         if self.engine.is_cuda and view.device_id != self.device_ordinal:
             raise InvalidBufferError(
-                f"{name} is on cuda:{view.device_id}, this communicator is on cuda:{self.device_ordinal}"
+                f"{name} is on cuda:{view.device_id}, this communicator is on "
+                f"cuda:{self.device_ordinal}"
             )
         return keep

@@ -1,4 +1,4 @@
-"""A communicator's beginning and end as Works: init, split, close, abort. Configuration, and what is alive."""
+"""A communicator's beginning and end as Works; its configuration; what is alive."""
 
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
@@ -44,7 +44,7 @@ CONFIG_FIELDS = {
 
 
 cdef class Control:
-    """The native block of a control operation; it lives as long as the operation's Work holds it."""
+    """The native block of a control operation, which the operation's Work keeps alive."""
 
     cdef pn_control_t c
     cdef ncclConfig_t config
@@ -62,11 +62,13 @@ cdef class Control:
         # Every lane is a thread of its own, so that the blocking kind never blocks anybody.
         made.blocking = 1
         made.cgaClusterSize = made.minCTAs = made.maxCTAs = NCCL_CONFIG_UNDEF_INT
-        made.splitShare = made.trafficClass = made.collnetEnable = made.CTAPolicy = NCCL_CONFIG_UNDEF_INT
-        made.shrinkShare = made.nvlsCTAs = made.nChannelsPerNetPeer = NCCL_CONFIG_UNDEF_INT
-        made.nvlinkCentricSched = made.graphUsageMode = made.numRmaCtx = NCCL_CONFIG_UNDEF_INT
-        made.maxP2pPeers = made.graphStreamOrdering = made.launchOrderImplicit = NCCL_CONFIG_UNDEF_INT
-        made.numRmaSig = made.rmaEagerInit = made.hostCftMode = made.nvlsHostMode = NCCL_CONFIG_UNDEF_INT
+        made.splitShare = made.trafficClass = made.collnetEnable = NCCL_CONFIG_UNDEF_INT
+        made.CTAPolicy = made.shrinkShare = made.nvlsCTAs = NCCL_CONFIG_UNDEF_INT
+        made.nChannelsPerNetPeer = made.nvlinkCentricSched = NCCL_CONFIG_UNDEF_INT
+        made.graphUsageMode = made.numRmaCtx = made.maxP2pPeers = NCCL_CONFIG_UNDEF_INT
+        made.graphStreamOrdering = made.launchOrderImplicit = NCCL_CONFIG_UNDEF_INT
+        made.numRmaSig = made.rmaEagerInit = made.hostCftMode = NCCL_CONFIG_UNDEF_INT
+        made.nvlsHostMode = NCCL_CONFIG_UNDEF_INT
         self.c.config = made
         if config is not None:
             self.fill(dict(config))
@@ -111,7 +113,7 @@ cdef class Control:
 
 
 cdef class Lifecycle(Operations):
-    """A communicator that can be brought up, split and ended; Communicator gives this its public face."""
+    """A communicator that can be brought up, split and ended; behind Communicator."""
 
     # NCCL keeps the pointer to the communicator's name, so the block that owns it stays.
     cdef object name_kept
@@ -133,7 +135,7 @@ cdef class Lifecycle(Operations):
         return work
 
     def native_split(self, Lifecycle child, color, int key, config, timeout):
-        """Split (``ncclCommSplit``): fills `child`, a blank handle on the same device. A Work of the parent."""
+        """Fill `child`, a blank handle on the same device (``ncclCommSplit``); a Work."""
         self.usable()
         cdef Control control = Control(config)
         if config is None:
@@ -210,6 +212,6 @@ def live():
 
 
 def set_launch_blocking(bint on):
-    """Send every operation through its lane: CUDA_LAUNCH_BLOCKING makes each launch wait for its end."""
+    """Send all through the lanes: CUDA_LAUNCH_BLOCKING makes each launch wait for its end."""
     global pn_launch_blocking
-    pn_launch_blocking = on
+    pn_launch_blocking = on  # no-cython-lint

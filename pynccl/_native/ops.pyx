@@ -37,8 +37,9 @@ cdef int reduction(object op, view_t *view) except -1:
         raise ConfigError(f"op must be one of {', '.join(OPS)}, not {op!r}")
     if view.dtype < 0:
         raise InvalidBufferError(
-            "this dtype can be moved but not reduced; reductions take int8, uint8, int32, uint32, int64, uint64, "
-            "float16, bfloat16, float32, float64, float8_e4m3fn and float8_e5m2"
+            "this dtype can be moved but not reduced; reductions take int8, uint8, int32, "
+            "uint32, int64, uint64, float16, bfloat16, float32, float64, float8_e4m3fn and "
+            "float8_e5m2"
         )
     return code
 
@@ -55,22 +56,26 @@ cdef int rank_in_range(CommHandle comm, object rank, str name) except -1:
 
 cdef int writable(view_t *view, str name) except -1:
     if view.readonly:
-        raise InvalidBufferError(f"{name} is read-only, and the operation writes into it; pass a writable out=")
+        raise InvalidBufferError(
+            f"{name} is read-only, and the operation writes into it; pass a writable out="
+        )
     return 0
 
 
 cdef int same_type(view_t *send, view_t *recv) except -1:
     if send.dtype != recv.dtype or send.itemsize != recv.itemsize:
         raise InvalidBufferError(
-            f"out has elements of {dtype_name(recv.dtype)} ({recv.itemsize} bytes), the input has "
-            f"{dtype_name(send.dtype)} ({send.itemsize} bytes); they must be the same"
+            f"out has elements of {dtype_name(recv.dtype)} ({recv.itemsize} bytes), the input "
+            f"has {dtype_name(send.dtype)} ({send.itemsize} bytes); they must be the same"
         )
     return 0
 
 
 cdef int counted(view_t *view, size_t expected, str name, str why) except -1:
     if view.count != expected:
-        raise InvalidBufferError(f"{name} has {view.count} elements, expected {expected}: {why}")
+        raise InvalidBufferError(
+            f"{name} has {view.count} elements, expected {expected}: {why}"
+        )
     return 0
 
 
@@ -84,14 +89,18 @@ cdef size_t divided(view_t *view, int size, str name) except? 0:
     return view.count // size
 
 
-cdef int apart(view_t *send, size_t send_bytes, view_t *recv, size_t recv_bytes, size_t in_place,
-               str rule) except -1:
-    """Refuse any overlap of input and output except NCCL's in place, where `in_place` is the input's address."""
+cdef int apart(
+    view_t *send, size_t send_bytes, view_t *recv, size_t recv_bytes, size_t in_place, str rule
+) except -1:
+    """Refuse any overlap of input and output but NCCL's in place: an input at `in_place`."""
     cdef size_t s = <size_t>send.data, r = <size_t>recv.data
-    if s == in_place or send_bytes == 0 or recv_bytes == 0 or s + send_bytes <= r or r + recv_bytes <= s:
+    if s == in_place or send_bytes == 0 or recv_bytes == 0:
+        return 0
+    if s + send_bytes <= r or r + recv_bytes <= s:
         return 0
     raise InvalidBufferError(
-        f"input (bytes {s:#x} to {s + send_bytes:#x}) and output (bytes {r:#x} to {r + recv_bytes:#x}) overlap; {rule}"
+        f"input (bytes {s:#x} to {s + send_bytes:#x}) and output (bytes {r:#x} to "
+        f"{r + recv_bytes:#x}) overlap; {rule}"
     )
 
 
@@ -117,7 +126,7 @@ cdef class Operations(Issuer):
     nothing has been issued.
     """
 
-    def all_reduce(self, x, out=None, op="sum", *, stream=None, timeout=None):
+    def all_reduce(self, x, out=None, op="sum", *, stream=None, timeout=None, timed=False):
         """Reduce x over all ranks; every rank gets the result (``ncclAllReduce``).
 
         Args:
@@ -129,22 +138,26 @@ cdef class Operations(Issuer):
         Returns:
             A Work whose result is out, or x, or a fresh array where x is immutable.
         """
-        cdef view_t send, recv
+        cdef view_t send
         self.usable()
         keep = self.look(x, &send, "x")
         cdef int redop = reduction(op, &send)
         if out is None and not send.fresh_result:
             writable(&send, "x")
-            return self.start(PN_ALL_REDUCE, &send, &send, send.count, redop, 0, stream, timeout, x, keep, x, False)
-        return self.like(PN_ALL_REDUCE, x, &send, keep, out, redop, 0, True, stream, timeout)
+            return self.start(PN_ALL_REDUCE, &send, &send, send.count, redop, 0,
+                              stream, timed, timeout, x, keep, x, False)
+        return self.like(PN_ALL_REDUCE, x, &send, keep, out, redop, 0, True, stream, timed, timeout)
 
-    cdef Work like(self, int kind, object x, view_t *send, object keep, object out, int redop, int root,
-                   bint receives, object stream, object timeout):
-        """An operation whose output, where there is one, has the input's shape and may be the input."""
+    cdef Work like(
+        self, int kind, object x, view_t *send, object keep, object out, int redop, int root,
+        bint receives, object stream, bint timed, object timeout,
+    ):
+        """An operation whose output, if any, has the input's shape and may be the input."""
         cdef view_t recv
         cdef bint converted = False
         if not receives:
-            return self.start(kind, send, send, send.count, redop, root, stream, timeout, x, keep, None, False)
+            return self.start(kind, send, send, send.count, redop, root,
+                              stream, timed, timeout, x, keep, None, False)
         if out is None:
             result = fresh_like(x, tuple(x.shape))
             converted = True
@@ -154,12 +167,12 @@ cdef class Operations(Issuer):
         writable(&recv, "out")
         same_type(send, &recv)
         counted(&recv, send.count, "out", "it must be as large as x")
-        apart(send, send.count * send.itemsize, &recv, recv.count * recv.itemsize, <size_t>recv.data,
-              "in place means the same array")
-        return self.start(kind, send, &recv, send.count, redop, root, stream, timeout, x, (keep, kept), result,
-                          converted)
+        cdef size_t nbytes = send.count * send.itemsize
+        apart(send, nbytes, &recv, nbytes, <size_t>recv.data, "in place means the same array")
+        return self.start(kind, send, &recv, send.count, redop, root,
+                          stream, timed, timeout, x, (keep, kept), result, converted)
 
-    def reduce(self, x, out=None, op="sum", root=0, *, stream=None, timeout=None):
+    def reduce(self, x, out=None, op="sum", root=0, *, stream=None, timeout=None, timed=False):
         """Reduce x over all ranks; the root gets the result (``ncclReduce``).
 
         Args:
@@ -179,10 +192,11 @@ cdef class Operations(Issuer):
         cdef bint mine = target == self.c.rank
         if mine and out is None and not send.fresh_result:
             writable(&send, "x")
-            return self.start(PN_REDUCE, &send, &send, send.count, redop, target, stream, timeout, x, keep, x, False)
-        return self.like(PN_REDUCE, x, &send, keep, out, redop, target, mine, stream, timeout)
+            return self.start(PN_REDUCE, &send, &send, send.count, redop, target,
+                              stream, timed, timeout, x, keep, x, False)
+        return self.like(PN_REDUCE, x, &send, keep, out, redop, target, mine, stream, timed, timeout)
 
-    def broadcast(self, x, root=0, out=None, *, stream=None, timeout=None):
+    def broadcast(self, x, root=0, out=None, *, stream=None, timeout=None, timed=False):
         """Copy the root's x to every rank (``ncclBroadcast``). Any dtype.
 
         Args:
@@ -201,10 +215,11 @@ cdef class Operations(Issuer):
         if out is None and not send.fresh_result:
             if source != self.c.rank:
                 writable(&send, "x")
-            return self.start(PN_BROADCAST, &send, &send, send.count, 0, source, stream, timeout, x, keep, x, False)
-        return self.like(PN_BROADCAST, x, &send, keep, out, 0, source, True, stream, timeout)
+            return self.start(PN_BROADCAST, &send, &send, send.count, 0, source,
+                              stream, timed, timeout, x, keep, x, False)
+        return self.like(PN_BROADCAST, x, &send, keep, out, 0, source, True, stream, timed, timeout)
 
-    def all_gather(self, x, out=None, *, stream=None, timeout=None):
+    def all_gather(self, x, out=None, *, stream=None, timeout=None, timed=False):
         """Join every rank's x, in rank order, on every rank (``ncclAllGather``). Any dtype.
 
         Args:
@@ -219,15 +234,16 @@ cdef class Operations(Issuer):
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
         same_type(&send, &recv)
-        counted(&recv, send.count * self.c.size, "out", f"{self.c.size} ranks times x's {send.count}")
+        counted(&recv, send.count * self.c.size, "out",
+                f"{self.c.size} ranks times x's {send.count}")
         cdef size_t block = send.count * send.itemsize
         apart(&send, block, &recv, block * self.c.size, <size_t>recv.data + self.c.rank * block,
               "in place means that x is this rank's own block of out")
-        return self.start(PN_ALL_GATHER, &send, &recv, send.count, 0, 0, stream, timeout, x, (keep, kept), result,
-                          out is None)
+        return self.start(PN_ALL_GATHER, &send, &recv, send.count, 0, 0,
+                          stream, timed, timeout, x, (keep, kept), result, out is None)
 
-    def reduce_scatter(self, x, out=None, op="sum", *, stream=None, timeout=None):
-        """Reduce x over all ranks; each rank gets its own block of rows (``ncclReduceScatter``).
+    def reduce_scatter(self, x, out=None, op="sum", *, stream=None, timeout=None, timed=False):
+        """Reduce x over all ranks; each gets its own block of rows (``ncclReduceScatter``).
 
         Args:
             x: shape (size * a, ...), the same on every rank.
@@ -244,15 +260,16 @@ cdef class Operations(Issuer):
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
         same_type(&send, &recv)
-        counted(&recv, count, "out", f"x's {send.count} elements divided among {self.c.size} ranks")
+        counted(&recv, count, "out",
+                f"x's {send.count} elements divided among {self.c.size} ranks")
         cdef size_t block = count * send.itemsize
         apart(&send, block * self.c.size, &recv, block, <size_t>recv.data - self.c.rank * block,
               "in place means that out is this rank's own block of x")
-        return self.start(PN_REDUCE_SCATTER, &send, &recv, count, redop, 0, stream, timeout, x, (keep, kept), result,
-                          out is None)
+        return self.start(PN_REDUCE_SCATTER, &send, &recv, count, redop, 0,
+                          stream, timed, timeout, x, (keep, kept), result, out is None)
 
-    def all_to_all(self, x, out=None, *, stream=None, timeout=None):
-        """Send block i of x to rank i and receive block i of the result from it (``ncclAlltoAll``). Any dtype.
+    def all_to_all(self, x, out=None, *, stream=None, timeout=None, timed=False):
+        """Exchange blocks: block i of x goes to rank i (``ncclAlltoAll``). Any dtype.
 
         Args:
             x: shape (size * a, ...).
@@ -269,10 +286,10 @@ cdef class Operations(Issuer):
         counted(&recv, send.count, "out", "it must be as large as x")
         apart(&send, send.count * send.itemsize, &recv, recv.count * recv.itemsize, 0,
               "an all-to-all cannot run in place")
-        return self.start(PN_ALL_TO_ALL, &send, &recv, count, 0, 0, stream, timeout, x, (keep, kept), result,
-                          out is None)
+        return self.start(PN_ALL_TO_ALL, &send, &recv, count, 0, 0,
+                          stream, timed, timeout, x, (keep, kept), result, out is None)
 
-    def gather(self, x, out=None, root=0, *, stream=None, timeout=None):
+    def gather(self, x, out=None, root=0, *, stream=None, timeout=None, timed=False):
         """Join every rank's x, in rank order, on the root (``ncclGather``). Any dtype.
 
         Args:
@@ -289,19 +306,21 @@ cdef class Operations(Issuer):
         cdef int target = rank_in_range(self, root, "root")
         keep = self.look(x, &send, "x")
         if target != self.c.rank:
-            return self.start(PN_GATHER, &send, &send, send.count, 0, target, stream, timeout, x, keep, None, False)
+            return self.start(PN_GATHER, &send, &send, send.count, 0, target,
+                              stream, timed, timeout, x, keep, None, False)
         result = fresh_like(x, scaled(x, self.c.size, 1)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
         same_type(&send, &recv)
-        counted(&recv, send.count * self.c.size, "out", f"{self.c.size} ranks times x's {send.count}")
+        counted(&recv, send.count * self.c.size, "out",
+                f"{self.c.size} ranks times x's {send.count}")
         cdef size_t block = send.count * send.itemsize
         apart(&send, block, &recv, block * self.c.size, <size_t>recv.data + self.c.rank * block,
               "in place means that x is this rank's own block of out")
-        return self.start(PN_GATHER, &send, &recv, send.count, 0, target, stream, timeout, x, (keep, kept), result,
-                          out is None)
+        return self.start(PN_GATHER, &send, &recv, send.count, 0, target,
+                          stream, timed, timeout, x, (keep, kept), result, out is None)
 
-    def scatter(self, x, out=None, root=0, *, stream=None, timeout=None):
+    def scatter(self, x, out=None, root=0, *, stream=None, timeout=None, timed=False):
         """Deal the root's x out: rank i gets block i of its rows (``ncclScatter``). Any dtype.
 
         Args:
@@ -315,24 +334,28 @@ cdef class Operations(Issuer):
         cdef int source = rank_in_range(self, root, "root")
         if source != self.c.rank:
             if out is None:
-                raise InvalidBufferError(f"out is needed on rank {self.c.rank}: only the root knows the shape")
+                raise InvalidBufferError(
+                    f"out is needed on rank {self.c.rank}: only the root knows the shape"
+                )
             kept = self.look(out, &recv, "out")
             writable(&recv, "out")
-            return self.start(PN_SCATTER, &recv, &recv, recv.count, 0, source, stream, timeout, out, kept, out, False)
+            return self.start(PN_SCATTER, &recv, &recv, recv.count, 0, source,
+                              stream, timed, timeout, out, kept, out, False)
         keep = self.look(x, &send, "x")
         count = divided(&send, self.c.size, "x")
         result = fresh_like(x, scaled(x, 1, self.c.size)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
         same_type(&send, &recv)
-        counted(&recv, count, "out", f"x's {send.count} elements divided among {self.c.size} ranks")
+        counted(&recv, count, "out",
+                f"x's {send.count} elements divided among {self.c.size} ranks")
         cdef size_t block = count * send.itemsize
         apart(&send, block * self.c.size, &recv, block, <size_t>recv.data - self.c.rank * block,
               "in place means that out is this rank's own block of x")
-        return self.start(PN_SCATTER, &send, &recv, count, 0, source, stream, timeout, x, (keep, kept), result,
-                          out is None)
+        return self.start(PN_SCATTER, &send, &recv, count, 0, source,
+                          stream, timed, timeout, x, (keep, kept), result, out is None)
 
-    def send(self, x, peer, *, stream=None, timeout=None):
+    def send(self, x, peer, *, stream=None, timeout=None, timed=False):
         """Send x to one rank, which must receive as many bytes (``ncclSend``). Any dtype.
 
         Two ranks that both send first wait for each other: put exchanges into one ``group()``.
@@ -341,10 +364,11 @@ cdef class Operations(Issuer):
         self.usable()
         cdef int target = rank_in_range(self, peer, "peer")
         keep = self.look(x, &view, "x")
-        return self.start(PN_SEND, &view, NULL, view.count, 0, target, stream, timeout, x, keep, None, False)
+        return self.start(PN_SEND, &view, NULL, view.count, 0, target,
+                          stream, timed, timeout, x, keep, None, False)
 
-    def recv(self, x, peer, *, stream=None, timeout=None):
-        """Receive into x from one rank, which must send as many bytes (``ncclRecv``). Any dtype.
+    def recv(self, x, peer, *, stream=None, timeout=None, timed=False):
+        """Receive into x from one rank, which must send as much (``ncclRecv``). Any dtype.
 
         Returns:
             A Work whose result is x.
@@ -354,9 +378,11 @@ cdef class Operations(Issuer):
         cdef int source = rank_in_range(self, peer, "peer")
         keep = self.look(x, &view, "x")
         writable(&view, "x")
-        return self.start(PN_RECV, NULL, &view, view.count, 0, source, stream, timeout, x, keep, x, False)
+        return self.start(PN_RECV, NULL, &view, view.count, 0, source,
+                          stream, timed, timeout, x, keep, x, False)
 
-    def barrier(self, *, stream=None, timeout=None):
+    def barrier(self, *, stream=None, timeout=None, timed=False):
         """Wait until every rank has called it (a one-byte ``ncclAllReduce``)."""
         self.usable()
-        return self.start(PN_BARRIER, NULL, NULL, 1, 0, 0, stream, timeout, None, None, None, False)
+        return self.start(PN_BARRIER, NULL, NULL, 1, 0, 0,
+                          stream, timed, timeout, None, None, None, False)

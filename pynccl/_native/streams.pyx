@@ -9,7 +9,6 @@
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t
 
 from pynccl._native.abi cimport (
     CU_EVENT_DEFAULT,
@@ -43,10 +42,6 @@ from pynccl.errors import ConfigError, UsageError
 cdef class DeviceObject:
     """What belongs to one device of one engine."""
 
-    cdef pn_device_t *device
-    cdef readonly Engine engine
-    cdef readonly int device_ordinal
-
     cdef int on(self, Engine engine, int ordinal) except -1:
         self.device = engine.device(ordinal)
         self.engine = engine
@@ -55,7 +50,9 @@ cdef class DeviceObject:
 
     cdef int usable(self) except -1:
         if pn_forked:
-            raise UsageError("this object belongs to the parent process: after a fork CUDA cannot be used")
+            raise UsageError(
+                "this object belongs to the parent process: after a fork CUDA cannot be used"
+            )
         if self.device == NULL:
             raise UsageError(f"this {type(self).__name__} has no native handle")
         return 0
@@ -119,7 +116,9 @@ cdef class StreamHandle(DeviceObject):
                 pn_leave(self.device, &saved)
         self.check(result, "cuStreamCreateWithPriority")
         if not greatest <= priority <= least:
-            raise ConfigError(f"priority must be {greatest} (first) to {least} (last), not {priority}")
+            raise ConfigError(
+                f"priority must be {greatest} (first) to {least} (last), not {priority}"
+            )
         self.owned = True
         start_reaper()
 
@@ -164,7 +163,7 @@ cdef class StreamHandle(DeviceObject):
         return True
 
     def wait(self, what):
-        """Put a wait on this stream: what comes later runs after `what` (``cuStreamWaitEvent``).
+        """Have what comes later on this stream run after `what` (``cuStreamWaitEvent``).
 
         Args:
             what: an Event, a Work, or another stream (as it is now).
@@ -211,10 +210,6 @@ cdef class StreamHandle(DeviceObject):
 cdef class EventHandle(DeviceObject):
     """A CUDA event. Public behaviour is in Event."""
 
-    cdef CUevent c
-    cdef bint owned
-    cdef readonly bint timing
-
     def native_create(self, Engine engine, int ordinal, bint timing):
         """Make an event (``cuEventCreate``)."""
         cdef pn_enter_t saved
@@ -250,7 +245,7 @@ cdef class EventHandle(DeviceObject):
         return <size_t>self.c
 
     def record(self, stream):
-        """Mark this point of a stream (``cuEventRecord``); a later record replaces an earlier one."""
+        """Mark this point of a stream (``cuEventRecord``), in place of what was marked."""
         cdef size_t where = stream_handle(stream)
         cdef pn_enter_t saved
         cdef CUresult result
@@ -263,7 +258,7 @@ cdef class EventHandle(DeviceObject):
         self.check(result, "cuEventRecord")
 
     def query(self):
-        """Whether the recorded point has been reached (``cuEventQuery``); True if nothing was recorded."""
+        """Whether the recorded point, if any, has been reached (``cuEventQuery``)."""
         cdef CUresult result
         cdef pn_enter_t saved
         self.usable()
@@ -278,7 +273,7 @@ cdef class EventHandle(DeviceObject):
         return True
 
     def elapsed(self, EventHandle since):
-        """Seconds between two recorded events that have both been reached (``cuEventElapsedTime``)."""
+        """Seconds between two events that have both been reached (``cuEventElapsedTime``)."""
         cdef float milliseconds = 0
         cdef CUresult result
         self.usable()

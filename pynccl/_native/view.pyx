@@ -21,8 +21,6 @@ from pynccl._native.abi cimport (
     DLPackExchangeAPI,
     DLTensor,
     kDLBfloat,
-    kDLBool,
-    kDLComplex,
     kDLCPU,
     kDLCUDA,
     kDLCUDAHost,
@@ -99,8 +97,8 @@ cdef int strided(str name, tuple shape, tuple strides, str unit) except -1:
             break
         expected *= shape[axis]
     raise InvalidBufferError(
-        f"{name} must be contiguous in C order, but axis {axis} of shape {shape} has a stride of "
-        f"{strides[axis]} {unit} where {expected} is expected; pass a contiguous copy"
+        f"{name} must be contiguous in C order, but axis {axis} of shape {shape} has a stride "
+        f"of {strides[axis]} {unit} where {expected} is expected; pass a contiguous copy"
     )
 
 
@@ -109,8 +107,8 @@ cdef int from_tensor(DLTensor *tensor, view_t *view, str name) except -1:
     cdef int axis
     if tensor.dtype.lanes != 1 or tensor.dtype.bits % 8:
         raise InvalidBufferError(
-            f"{name} has elements of {tensor.dtype.bits} bits in {tensor.dtype.lanes} lanes (DLPack type code "
-            f"{tensor.dtype.code}); expected one lane of whole bytes"
+            f"{name} has elements of {tensor.dtype.bits} bits in {tensor.dtype.lanes} lanes "
+            f"(DLPack type code {tensor.dtype.code}); expected one lane of whole bytes"
         )
     for axis in range(tensor.ndim):
         count *= tensor.shape[axis]
@@ -142,13 +140,16 @@ cdef object from_buffer(object array, view_t *view, str name):
         if buffer.len:
             for axis in range(buffer.ndim - 1, -1, -1):
                 if buffer.shape[axis] != 1 and buffer.strides[axis] != expected:
-                    strided(name, tuple([buffer.shape[i] for i in range(buffer.ndim)]),
-                            tuple([buffer.strides[i] // buffer.itemsize for i in range(buffer.ndim)]), "elements")
+                    shape = tuple([buffer.shape[i] for i in range(buffer.ndim)])
+                    steps = [buffer.strides[i] // buffer.itemsize for i in range(buffer.ndim)]
+                    strided(name, shape, tuple(steps), "elements")
                 expected *= buffer.shape[axis]
         view.data = buffer.buf
         view.count = buffer.len // buffer.itemsize if buffer.itemsize else 0
         view.itemsize = buffer.itemsize
-        view.dtype = code_of_format(buffer.format, buffer.itemsize) if buffer.format != NULL else 1
+        view.dtype = 1  # a buffer without a format is of bytes
+        if buffer.format != NULL:
+            view.dtype = code_of_format(buffer.format, buffer.itemsize)
         view.device_type = kDLCPU
         view.device_id = 0
         view.ndim = buffer.ndim
@@ -162,16 +163,17 @@ cdef object from_buffer(object array, view_t *view, str name):
 
 
 cdef object from_ndarray(object array, view_t *view, str name):
-    """NumPy arrays of types that the buffer protocol cannot name: bfloat16 and float8 from ml_dtypes."""
+    """NumPy arrays of types without a buffer format: bfloat16 and float8 from ml_dtypes."""
     dtype = array.dtype
     if dtype.hasobject:
         raise InvalidBufferError(f"{name} has dtype {dtype}, whose elements are Python objects")
     try:
-        bare = array.view(f"V{dtype.itemsize}") if array.ndim else array.reshape(1).view(f"V{dtype.itemsize}")
+        bare = (array if array.ndim else array.reshape(1)).view(f"V{dtype.itemsize}")
     except ValueError:
         bare = None
     if bare is None or not array.flags.c_contiguous:
-        strided(name, array.shape, tuple([s // dtype.itemsize for s in array.strides]), "elements")
+        steps = tuple([s // dtype.itemsize for s in array.strides])
+        strided(name, array.shape, steps, "elements")
     from_buffer(bare, view, name)
     view.dtype = CODES.get(dtype.name, -1)
     view.ndim = array.ndim
@@ -216,6 +218,7 @@ cdef DLPackExchangeAPI *exchange_table(type cls):
 
 cdef object from_capsule(object array, view_t *view, bint is_cuda, size_t stream, str name):
     cdef DLManagedTensorVersioned *versioned
+    cdef void *held
     method = array.__dlpack__
     device_type, _ = array.__dlpack_device__()
     on_gpu = int(device_type) in (kDLCUDA, kDLCUDAManaged)
@@ -227,18 +230,23 @@ cdef object from_capsule(object array, view_t *view, bint is_cuda, size_t stream
     except TypeError:
         capsule = method(**ordering)
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
-        versioned = <DLManagedTensorVersioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        held = PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        versioned = <DLManagedTensorVersioned *>held
         if versioned.version.major != 1:
             raise InvalidBufferError(
-                f"{name} speaks DLPack {versioned.version.major}.{versioned.version.minor}, expected 1.x"
+                f"{name} speaks DLPack {versioned.version.major}.{versioned.version.minor}, "
+                "expected 1.x"
             )
         view.readonly = (versioned.flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0
         from_tensor(&versioned.dl_tensor, view, name)
     elif PyCapsule_IsValid(capsule, b"dltensor"):
         view.readonly = False
-        from_tensor(&(<DLManagedTensor *>PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor, view, name)
+        held = PyCapsule_GetPointer(capsule, b"dltensor")
+        from_tensor(&(<DLManagedTensor *>held).dl_tensor, view, name)
     else:
-        raise InvalidBufferError(f"{name}: {type(array).__name__}.__dlpack__() gave no unused DLPack capsule")
+        raise InvalidBufferError(
+            f"{name}: {type(array).__name__}.__dlpack__() gave no unused DLPack capsule"
+        )
     return capsule
 
 
@@ -278,18 +286,20 @@ cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str
                 keep = from_buffer(array, view, name)
             except TypeError:
                 raise InvalidBufferError(
-                    f"{name} must be an array with DLPack or the buffer protocol, not {cls.__name__}"
+                    f"{name} must be an array with DLPack or the buffer protocol, "
+                    f"not {cls.__name__}"
                 ) from None
     if is_cuda:
         if view.device_type not in (kDLCUDA, kDLCUDAManaged):
             raise InvalidBufferError(
-                f"{name} is in host memory, but this communicator is on a CUDA device; move the array there, or "
-                f"make the communicator with device=\"cpu\""
+                f"{name} is in host memory, but this communicator is on a CUDA device; "
+                'move the array there, or make the communicator with device="cpu"'
             )
     elif view.device_type not in (kDLCPU, kDLCUDAHost):
         raise InvalidBufferError(
-            f"{name} is on a device (DLPack device type {view.device_type}), but this communicator is on the host "
-            f"engine; use a host array, or make the communicator with device=\"cuda:...\""
+            f"{name} is on a device (DLPack device type {view.device_type}), but this "
+            "communicator is on the host engine; use a host array, or make the communicator "
+            'with device="cuda:..."'
         )
     return keep
 

@@ -16,7 +16,6 @@ from pynccl._native.abi cimport (
     CUDA_SUCCESS,
     PN_FROM_ABORT,
     PN_FROM_CLOSED,
-    PN_FROM_COMM,
     PN_FROM_CUDA,
     PN_FROM_DEADLINE,
     PN_FROM_NCCL,
@@ -28,14 +27,15 @@ from pynccl._native.abi cimport (
     pn_burst_overdue,
     pn_burst_reset,
     pn_done_some,
+    pn_may_spin,
     pn_now_ns,
     pn_op_block,
     pn_op_finished,
     pn_op_order,
     pn_op_poll,
     pn_op_spin,
-    pn_op_t,
     pn_op_wait,
+    pn_suspended,
     pn_wait_t,
 )
 from pynccl._native.completion cimport Operation, Reactor, drain_done, reactor_of
@@ -111,11 +111,12 @@ cdef class Work(Operation):
         if self.c.owner == NULL:
             if self.group is None:
                 raise errors.UsageError(
-                    f"{self.what()} was never issued: the group that recorded it ended with an exception"
+                    f"{self.what()} was never issued: the group that recorded it ended with an "
+                    "exception"
                 )
             raise errors.UsageError(
-                f"{self.what()} is recorded in a group that is still open: nothing of it is issued before the "
-                "group ends, so waiting for it inside the group would never end"
+                f"{self.what()} is recorded in a group that is still open: nothing of "
+                "it is issued before the group ends, so waiting for it inside would never end"
             )
         return 0
 
@@ -160,12 +161,17 @@ cdef class Work(Operation):
             return errors.DeadlineError(
                 f"{what} did not end within {elapsed:.3f} s",
                 operation=kind_name(self.c.kind), seq=self.c.seq, nbytes=self.c.nbytes,
-                dtype=dtype_name(self.c.datatype) if self.c.kind < PN_INIT else "", elapsed=elapsed,
+                dtype=dtype_name(self.c.datatype) if self.c.kind < PN_INIT else "",
+                elapsed=elapsed,
             )
         if source == PN_FROM_ABORT:
-            return errors.AbortedError(f"{what} could not be ended cleanly: its handle was abandoned")
+            return errors.AbortedError(
+                f"{what} could not be ended cleanly: its handle was abandoned"
+            )
         if source == PN_FROM_CLOSED:
-            return errors.UsageError(f"{what} was not issued: the communicator is {self.comm.state}")
+            return errors.UsageError(
+                f"{what} was not issued: the communicator is {self.comm.state}"
+            )
         cause = self.comm.failure_exception()
         if isinstance(cause, errors.AbortedError):
             return errors.AbortedError(f"{what} was aborted on this side after {elapsed:.3f} s")
@@ -205,7 +211,7 @@ cdef class Work(Operation):
         return self.outcome()
 
     def wait(self, timeout=None):
-        """Block this thread until the operation has ended, and return its result; for code without a loop.
+        """Block this thread until it has ended, and return the result; for code without a loop.
 
         Args:
             timeout: seconds; None leaves it to the operation's own deadline.
@@ -215,7 +221,9 @@ cdef class Work(Operation):
             TimeoutError: the time-out passed; the operation goes on.
         """
         if running_loop() is not None:
-            raise errors.UsageError("wait() would block the event loop that runs on this thread; await instead")
+            raise errors.UsageError(
+                "wait() would block the event loop that runs on this thread; await instead"
+            )
         self.submitted()
         cdef int64_t end = PN_NO_DEADLINE
         cdef int64_t until
@@ -231,7 +239,7 @@ cdef class Work(Operation):
         return self.result()
 
     def order(self, stream):
-        """Make a stream wait for this operation, with no host wait: what is put on it later sees the result.
+        """Have what is put on a stream later see the result, with no host wait.
 
         Args:
             stream: an object with ``__cuda_stream__``, or a raw handle as an int.
@@ -245,7 +253,7 @@ cdef class Work(Operation):
             raise cuda_exception(self.engine, result, "cuStreamWaitEvent", self.what())
 
     def future(self):
-        """A fresh asyncio.Future of the running loop that gets this operation's result or exception."""
+        """A fresh asyncio.Future of the running loop for the result or the exception."""
         loop = running_loop()
         if loop is None:
             raise errors.UsageError("future() needs a running event loop")
@@ -271,17 +279,33 @@ cdef class Work(Operation):
         return self.result_array
 
     @property
+    def duration(self):
+        """Seconds on the device, from one event before the operation to one behind it (``timed=True``).
+
+        Raises:
+            UsageError: it was not called with ``timed=True``, or has not ended well.
+        """
+        if self.timing is None:
+            raise errors.UsageError(f"{self.what()} was not called with timed=True")
+        if not self.poll() or self.failure() is not None:
+            raise errors.UsageError(f"{self.what()} has not ended well, so it has no duration")
+        begin, end = self.timing
+        return end.elapsed(begin)
+
+    @property
     def seq(self):
         """The operation's number in its communicator, from 1."""
         return self.c.seq
 
     @property
     def nbytes(self):
-        """The payload in bytes, as NCCL counts it: this rank's send side, or its receive side where it only receives."""
+        """The payload in bytes, as NCCL counts it: what this rank sends, or else receives."""
         return self.c.nbytes
 
     def __repr__(self):
-        state = "recorded" if self.c.owner == NULL else "done" if pn_op_finished(&self.c) else "pending"
+        state = "done" if pn_op_finished(&self.c) else "pending"
+        if self.c.owner == NULL:
+            state = "recorded"
         return f"<Work {self.what()} {state}>"
 
 
@@ -295,7 +319,9 @@ def stream_handle(stream):
     if protocol is not None:
         version, handle = protocol() if callable(protocol) else protocol
         if version != 0:
-            raise errors.UsageError(f"__cuda_stream__ of version {version} is not known, expected 0")
+            raise errors.UsageError(
+                f"__cuda_stream__ of version {version} is not known, expected 0"
+            )
         return int(handle)
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
@@ -304,7 +330,8 @@ def stream_handle(stream):
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     raise errors.UsageError(
-        f"a stream is None, \"current\", a handle or an object with __cuda_stream__, not {type(stream).__name__}"
+        'a stream is None, "current", a handle or an object with __cuda_stream__, not '
+        f"{type(stream).__name__}"
     )
 
 
@@ -335,6 +362,7 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
         Py_DECREF(token)
         PyMem_Free(wait)
         return False
+    pn_suspended(1)
     work.waits.append((reactor, futures))
     return True
 
@@ -346,7 +374,7 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
     if work.c.owner == NULL:
         work.submitted()
     if not work.poll():
-        if work.spin_ns:
+        if work.spin_ns and pn_may_spin():
             with nogil:
                 pn_op_spin(&work.c, work.spin_ns)
         if not work.poll():
