@@ -8,7 +8,6 @@ again.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from typing import Protocol
 
@@ -110,9 +109,8 @@ class FileBoard:
     def _write(self) -> None:
         draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(handle, "wb") as file:  # a descriptor, made private above
-                file.write(self._posted)
+            draft.touch(0o600, exist_ok=False)
+            draft.write_bytes(self._posted)
             draft.replace(self._path)
         except BaseException:
             with contextlib.suppress(OSError):

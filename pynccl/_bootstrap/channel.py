@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from pynccl._bootstrap import inherited
 from pynccl._bootstrap.frames import Decoder, Frame, FrameError, Kind, encode
@@ -44,8 +45,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Tune the socket."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if name else "unknown peer"
         sock = transport.get_extra_info("socket")
@@ -53,7 +53,7 @@ class Channel(asyncio.Protocol):
             keep_alive(sock)
             inherited.forget_in_child(self, sock.fileno())
         if self._aborted:
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Decode, and hand over what is whole."""

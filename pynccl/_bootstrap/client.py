@@ -203,10 +203,7 @@ async def connect(
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, address)
-        if sock.getsockname() == sock.getpeername():
-            # A port of the ephemeral range that nobody listens on can be given to the caller
-            # itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        _must_not_be_itself(sock)
         await loop.create_connection(
             lambda: channel, sock=sock, ssl=ssl, server_hostname=host if ssl else None
         )
@@ -214,6 +211,12 @@ async def connect(
         channel.abort()
         sock.close()
         raise
+
+
+def _must_not_be_itself(sock: socket.socket) -> None:
+    # A port of the ephemeral range on which nobody listens can be given to the caller itself.
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
 
 
 async def resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:

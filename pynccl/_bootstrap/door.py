@@ -34,6 +34,7 @@ log = logging.getLogger("pynccl.bootstrap")
 
 HANDSHAKE_SECONDS = 10.0
 BREATHER_SECONDS = 0.5
+SHUT = "the door was shut"
 MOST_NOTES = 16
 SPARE_STRANGERS = 64
 """Unproved connections held at once, beyond one a rank; the oldest then makes room."""
@@ -80,7 +81,7 @@ class Door:
         let_in: Callable[[Arrival, Channel], None],
         refused: list[str],
     ) -> None:
-        """Prepare; nothing is open before `open`. Notes of who was turned away go to `refused`."""
+        """Prepare; nothing is open before `open`. Who is turned away goes into `refused`."""
         self._size = size
         self._key, self._room, self._nonce = key, room, nonce
         self._let_in = let_in
@@ -117,9 +118,9 @@ class Door:
             for greeting in self._greetings:
                 greeting.cancel()
         for stranger in list(self._strangers):
-            stranger.leave("the door was shut")
+            stranger.leave(SHUT)
 
-    # asyncio.Server is not used: closed while it accepts, it drops the new socket without closing it.
+    # Not asyncio.Server: closed while it accepts, it forgets the new socket without closing it.
 
     def _watch_listener(self) -> None:
         if self._listener is not None:
@@ -158,7 +159,7 @@ class Door:
         self._greetings.discard(greeting)
         error = None if greeting.cancelled() else greeting.exception()
         if greeting.cancelled() or error is not None:
-            stranger.leave(f"no connection came about: {error or 'the door was shut'}")
+            stranger.leave(f"no connection came about: {error or SHUT}")
             sock.close()
 
     def note(self, stranger: _Stranger) -> None:
@@ -214,7 +215,7 @@ class _Stranger:
             self.channel.part(Kind.REFUSED, refused.body())
             return
         self.channel.send(kind, body)
-        if self._keeper.passed:
+        if kind is Kind.PROOF:  # it has passed
             self.channel.raise_limit(HELLO_LIMIT)
 
     def _hello(self, frame: Frame) -> None:
@@ -226,7 +227,7 @@ class _Stranger:
 
     def _end(self, reason: str) -> None:
         self._gone()
-        if not reason.startswith("connection"):
+        if reason != SHUT and not reason.startswith("connection"):
             self._door.refuse(self.channel, self._keeper.claimed, reason)
 
     def _gone(self) -> None:

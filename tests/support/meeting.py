@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 PAYLOAD = bytes(range(128))
 
+make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+"""The loop that `run` uses; tests put another one in its place."""
+
 
 def free_port() -> int:
     """A port of the loopback that nobody listens on now."""
@@ -44,7 +47,7 @@ def open_sockets() -> int:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`asyncio.run` in debug mode; fails if `main` leaves a socket, a task or a thread."""
+    """Run `main` on a loop in debug mode; fail if it leaves a socket, a task or a thread."""
 
     async def watched() -> T:
         gc.collect()
@@ -57,9 +60,18 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             if max(left) <= 0:
                 return result
             await asyncio.sleep(0.01)
-        raise AssertionError("left behind: %d sockets, %d tasks, %d threads" % left)
+        raise AssertionError(f"left behind (sockets, tasks, threads): {left}")
 
-    return asyncio.run(watched(), debug=True)
+    loop = make_loop()
+    loop.set_debug(True)
+    try:
+        return loop.run_until_complete(watched())
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=5))
+        loop.close()
 
 
 async def payload() -> bytes:
@@ -108,6 +120,14 @@ async def meet(size: int, address: str, **options: Any) -> list[Session]:
 async def outcomes(*joins: Awaitable[Session]) -> list[Any]:
     """What each join gives: a session or the exception it raised."""
     return list(await asyncio.gather(*joins, return_exceptions=True))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 1.0) -> bool:
+    """Wait for a condition; tell whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not (is_true := condition()) and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    return is_true
 
 
 async def close(*sessions: Session) -> None:

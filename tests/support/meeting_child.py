@@ -1,7 +1,7 @@
-"""One rank of a rendezvous as a process: `python -m support.meeting_child '{"rank": 1, ...}'`.
+"""One rank of a rendezvous as a process: `python -m support.meeting_child TASK`, in JSON.
 
-It says "joining" before and "joined" after the join, then waits to be ended. "fork" leaves a child
-behind that inherits everything and outlives it. "mpi" initialises MPI first, at that level.
+It says "joining" before and "joined" after the join, then waits to be ended. "fork" leaves a
+child behind that inherits everything and outlives it. "mpi" initialises MPI first, so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from pynccl._bootstrap import join, locate
 async def payload() -> bytes:
     """Return what rank 0 gives out."""
     return b"x" * 128
+
+
+def leave_a_child_behind() -> None:
+    """Fork a process that does nothing, but outlives this one."""
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
 
 
 async def live(task: dict[str, Any]) -> None:
@@ -39,9 +46,8 @@ async def live(task: dict[str, Any]) -> None:
         await session.report(True)
         if task.get("leave"):
             await session.close()
-    if task.get("fork") and os.fork() == 0:
-        time.sleep(20)
-        os._exit(0)
+    if task.get("fork"):
+        leave_a_child_behind()
     print("joined", flush=True)
     if not task.get("leave"):
         await asyncio.sleep(60)

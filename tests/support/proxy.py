@@ -12,9 +12,9 @@ from types import TracebackType
 class Faults:
     """What happens to each direction of a connection.
 
-    `piece` bytes are forwarded at a time, each after `delay` seconds. After `cut_up` bytes towards
-    the server, or `cut_down` bytes towards the client, both sides are reset. While `stalled`,
-    nothing is forwarded and nothing is closed, as with a cable that was pulled.
+    `piece` bytes are forwarded at a time, each after `delay` seconds. After `cut_up` bytes
+    towards the server, or `cut_down` bytes towards the client, both sides are reset. If
+    `stalled`, nothing is forwarded and nothing is closed, as with a cable that was pulled.
     """
 
     piece: int = 65536
@@ -103,8 +103,8 @@ async def _pump(
     passed = 0
     with contextlib.suppress(OSError):
         while data := await source.read(faults.piece):
-            while faults.stalled:
-                await asyncio.sleep(0.01)
+            if faults.stalled:
+                await asyncio.Event().wait()
             if faults.delay:
                 await asyncio.sleep(faults.delay)
             if cut_after is not None:

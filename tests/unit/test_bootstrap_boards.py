@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from support.meeting import close, free_port, meet, outcomes, rank, run, tcp
+from support.meeting import close, free_port, meet, outcomes, rank, run, tcp, until
 
 from pynccl._bootstrap.address import Endpoint, File, Store, this_machine
 from pynccl._bootstrap.boards import FileBoard, board_for
@@ -36,8 +36,7 @@ def test_the_file_is_private_and_whole_while_rank_0_waits(tmp_path: Path) -> Non
 
     async def main() -> None:
         zero = asyncio.ensure_future(rank(0, 2, f"file://{path}"))
-        while not path.exists():
-            await asyncio.sleep(0.005)
+        assert await until(path.exists)
         assert path.stat().st_mode & 0o777 == 0o600
         endpoint = Endpoint.load(path.read_bytes())
         assert endpoint is not None
@@ -51,7 +50,7 @@ def test_the_file_is_private_and_whole_while_rank_0_waits(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("leftover", ["dead", "alive", "torn"])
 def test_what_an_earlier_attempt_left_is_not_believed(tmp_path: Path, leftover: str) -> None:
-    """The old address leads nowhere, or to another attempt that is still up, or is half written."""
+    """The old address leads nowhere, or to another attempt that lives, or is half written."""
     path = tmp_path / "meet"
 
     async def main() -> None:
@@ -152,7 +151,7 @@ class FakeStore:
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
-    """torchrun's store at agent:29400, as a dictionary."""
+    """The store of torchrun at agent:29400, as a dictionary."""
     module = types.ModuleType("torch.distributed")
     module.TCPStore = FakeStore  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
@@ -209,9 +208,11 @@ def contexts(
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        + ["-keyout", str(key), "-out", str(certificate)],
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
         check=True,
         capture_output=True,
         timeout=30,

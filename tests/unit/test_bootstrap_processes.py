@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.meeting import close, free_port, meet, outcomes, rank, tcp
+from support.meeting import close, free_port, meet, outcomes, rank, tcp, until
 
 from pynccl._bootstrap import Session
 from pynccl.errors import BootstrapError, ConfigError
@@ -42,10 +42,8 @@ def child(**task: object) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.communicate(timeout=10)
 
 
@@ -62,8 +60,7 @@ async def losses(session: Session, seconds: float = 1.0) -> dict[int, float]:
     start = time.monotonic()
     found: dict[int, float] = {}
     session.on_lost(lambda ranks, _: found.update({r: time.monotonic() - start for r in ranks}))
-    while not found and time.monotonic() - start < seconds:
-        await asyncio.sleep(0.005)
+    await until(lambda: bool(found), seconds)
     return found
 
 
@@ -147,8 +144,10 @@ def mpiexec(task: dict[str, object], size: int = 3) -> subprocess.CompletedProce
     program = shutil.which("mpiexec", path=places)
     assert program is not None, "no mpiexec: install the test extra"
     return subprocess.run(
-        [program, "--oversubscribe", "-n", str(size)]
-        + [sys.executable, "-m", "support.meeting_child", json.dumps(task)],
+        [
+            *(program, "--oversubscribe", "-n", str(size)),
+            *(sys.executable, "-m", "support.meeting_child", json.dumps(task)),
+        ],
         env={
             **ENVIRON,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -7,7 +7,7 @@ import math
 import time
 
 import pytest
-from support.meeting import close, free_port, meet, outcomes, run, tcp
+from support.meeting import close, free_port, meet, outcomes, run, tcp, until
 
 from pynccl._bootstrap import Session
 from pynccl.errors import BootstrapError, DeadlineError
@@ -15,17 +15,6 @@ from pynccl.errors import BootstrapError, DeadlineError
 
 async def three() -> list[Session]:
     return await meet(3, tcp(free_port()))
-
-
-async def soon(condition: object, seconds: float = 1.0) -> bool:
-    """Wait until a condition holds."""
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(0.005)
-    return True
 
 
 # report
@@ -145,7 +134,7 @@ def test_a_loss_is_told_to_every_other_rank(vanishing: int) -> None:
         for s in sessions:
             s.on_lost(lambda ranks, reason, r=s.rank: told.append((r, ranks, reason)))
         sessions[vanishing].abandon()
-        assert await soon(lambda: len(told) == 2)
+        assert await until(lambda: len(told) == 2)
         assert sorted(rank for rank, _, _ in told) == [n for n in range(3) if n != vanishing]
         assert {ranks for _, ranks, _ in told} == {(vanishing,)}
         assert all(f"rank {vanishing}" in reason for _, _, reason in told)
@@ -160,11 +149,11 @@ def test_a_loss_before_on_lost_is_told_right_after_it() -> None:
     async def main() -> None:
         sessions = await three()
         sessions[1].abandon()
-        assert await soon(lambda: sessions[0].lost and sessions[2].lost)
+        assert await until(lambda: sessions[0].lost and sessions[2].lost)
         told: list[tuple[int, ...]] = []
         for session in (sessions[0], sessions[2]):
             session.on_lost(lambda ranks, _: told.append(ranks))
-        assert await soon(lambda: told == [(1,), (1,)])
+        assert await until(lambda: told == [(1,), (1,)])
         await close(*sessions)
 
     run(main)
@@ -179,7 +168,7 @@ def test_a_goodbye_is_no_loss() -> None:
         await sessions[2].close()
         assert sessions[0].is_watching
         await sessions[0].close()
-        assert await soon(lambda: not sessions[1].is_watching)
+        assert await until(lambda: not sessions[1].is_watching)
         await sessions[1].close()
         await asyncio.sleep(0.05)
         assert told == []
@@ -207,7 +196,7 @@ def test_a_question_is_answered_by_all_who_can() -> None:
                 2: "ValueError: no idea",
             }
         sessions[1].abandon()
-        assert await soon(lambda: sessions[2].lost)
+        assert await until(lambda: sessions[2].lost)
         assert sorted(await sessions[2].ask(1.0)) == [0, 2]
         await close(*sessions)
         assert await sessions[2].ask(1.0) == {2: "ValueError: no idea"}
