@@ -1,7 +1,7 @@
 """The compiled parts: what pyproject.toml cannot say.
 
-Three shared objects without Python (the engine room and two engines), and the extensions that are linked to the
-engine room, so that its static state exists once.
+Three shared objects without Python (the engine room and two engines), and the extensions that
+are linked to the engine room, so that its static state exists once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ C_FLAGS = [
 
 
 def c_sources(room: str) -> list[str]:
+    """The C files of a room of src."""
     return sorted(str(path.relative_to(HERE)) for path in (HERE / "src" / room).glob("*.c"))
 
 
 def headers() -> list[str]:
+    """Every header of src: a change of one rebuilds everything."""
     return sorted(str(path.relative_to(HERE)) for path in (HERE / "src").rglob("*.h"))
 
 
@@ -43,12 +45,16 @@ class SharedObject(Extension):
             c_sources(room),
             depends=headers(),
             extra_compile_args=C_FLAGS + flags,
-            extra_link_args=["-Wl,--no-undefined", "-Wl,-z,defs", "-lpthread", "-ldl", "-lm"],
+            # nodelete: threads of ours may be inside it until the process ends.
+            extra_link_args=["-Wl,-z,defs", "-Wl,-z,nodelete", "-lpthread", "-ldl", "-lm"],
         )
 
 
 class BuildExt(build_ext):
+    """Builds shared objects under plain names, and links the extensions to the engine room."""
+
     def get_ext_filename(self, fullname: str) -> str:
+        """No interpreter's tag in the name of what has no Python inside."""
         last = fullname.rpartition(".")[2]
         for extension in self.extensions:
             if (
@@ -59,6 +65,7 @@ class BuildExt(build_ext):
         return super().get_ext_filename(fullname)
 
     def build_extension(self, extension: Extension) -> None:
+        """Link an extension to the engine room beside it."""
         if not isinstance(extension, SharedObject):
             # The engine room lies beside the extensions, in a wheel and in place alike.
             room = Path(self.get_ext_fullpath(extension.name)).parent
@@ -67,6 +74,7 @@ class BuildExt(build_ext):
 
 
 def cython_extensions() -> list[Extension]:
+    """One extension for each Cython module."""
     extensions = [
         Extension(
             f"pynccl._native.{path.stem}",

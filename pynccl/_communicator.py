@@ -12,17 +12,20 @@ from pynccl import _engines
 from pynccl._native.lifecycle import Lifecycle, abort_all, split_member
 from pynccl.errors import ConfigError, NcclError, UsageError
 
-#: Seconds that an abort waits for threads inside a native call before it gives their handles up.
+#: Seconds that an abort waits for threads inside a native call before it gives their handles
+#: up.
 ABORT_BOUND = 5.0
-#: Microseconds that an await polls before it suspends, where the peers have their own processes.
+#: Microseconds that an await polls before it suspends, where the peers have their own
+#: processes.
 SPIN_US = 20.0
 
 
 class Communicator(Lifecycle):
     """One rank of a communicator.
 
-    Made by ``pynccl.connect()``, ``create()``, ``create_all()`` or ``split()``. As an async context manager it is
-    closed at the end of the block, and aborted if the block ends with an exception.
+    Made by ``pynccl.connect()``, ``create()``, ``create_all()`` or ``split()``. As an async
+    context manager it is closed at the end of the block, and aborted if the block ends with an
+    exception.
     """
 
     _session: Any = None
@@ -38,7 +41,7 @@ class Communicator(Lifecycle):
         config: Mapping[str, Any] | None = None,
         timeout: float | None = 60.0,
     ) -> Communicator:
-        """Join a clique by a unique id that was brought here by other means (``ncclCommInitRankConfig``).
+        """Join a clique by a unique id that was brought here (``ncclCommInitRankConfig``).
 
         Args:
             size: how many ranks there are; every one calls this.
@@ -71,7 +74,8 @@ class Communicator(Lifecycle):
         try:
             await comm.native_init(unique_id, config, timeout)
         except BaseException:
-            # Off the loop and not waited for: whoever is inside the init comes out by the abort flag.
+            # Off the loop and not waited for: whoever is inside the init comes out by the abort
+            # flag.
             abort_all([comm], None, ABORT_BOUND)
             raise
         comm.spin_us = 0.0 if comm.shares_process else SPIN_US
@@ -90,7 +94,7 @@ class Communicator(Lifecycle):
         config: Mapping[str, Any] | None = None,
         timeout: float | None = 60.0,
     ) -> Communicator | None:
-        """Divide the ranks by colour (``ncclCommSplit``); every rank of this communicator must call it.
+        """Divide the ranks by colour (``ncclCommSplit``); every rank must call it.
 
         Args:
             color: ranks of one colour form a new communicator; None: this rank joins none.
@@ -115,7 +119,8 @@ class Communicator(Lifecycle):
     async def close(self, timeout: float | None = 30.0) -> None:
         """End the communicator with its peers (``ncclCommFinalize``, ``ncclCommDestroy``).
 
-        What was issued is finished first. A communicator that has failed, or does not end in time, is aborted.
+        What was issued is finished first. A communicator that has failed, or does not end in
+        time, is aborted.
 
         Raises:
             DeadlineError: the peers did not close in time; the communicator was aborted.
@@ -136,10 +141,12 @@ class Communicator(Lifecycle):
     async def abort(self, timeout: float | None = 10.0) -> str:
         """End the communicator on this side alone (``ncclCommAbort``).
 
-        Pending operations raise AbortedError at once; their arrays are held until the abort has returned.
+        Pending operations raise AbortedError at once; their arrays are held until the abort has
+        returned.
 
         Returns:
-            ``"clean"``, or ``"abandoned"`` if a native call did not come out of it within the bound.
+            ``"clean"``, or ``"abandoned"`` if a native call did not come out of it within the
+            bound.
         """
         return await abort_together([self], timeout)
 
@@ -174,7 +181,9 @@ class Communicator(Lifecycle):
 
 
 async def abort_together(comms: Sequence[Communicator], timeout: float | None = 10.0) -> str:
-    """Abort several communicators in one native group; one after another they could wait for each other.
+    """Abort several communicators in one native group.
+
+    One after another they could wait for each other.
 
     Returns:
         ``"clean"``, or ``"abandoned"`` if a handle had to be given up.
@@ -201,7 +210,8 @@ async def create_all(
 ) -> list[Communicator]:
     """Make all ranks in this process, one communicator a device; rank i is on ``devices[i]``.
 
-    Operations of such communicators go through native worker threads, so that one event loop can serve them all.
+    Operations of such communicators go through native worker threads, so that one event loop
+    can serve them all.
 
     Raises:
         ConfigError: no device, or a device of another engine.
@@ -234,7 +244,8 @@ async def create_all(
 async def unique_id(device: str | int | None = None) -> bytes:
     """128 bytes that bring the ranks of one communicator together (``ncclGetUniqueId``).
 
-    Make it on one rank, whose process must live until all are initialised, and hand it to the others.
+    Make it on one rank, whose process must live until all are initialised, and hand it to the
+    others.
     """
     engine, _ = _engines.resolve(device)
     made = await asyncio.to_thread(engine.unique_id)

@@ -9,7 +9,7 @@ import socket
 import ssl as tls
 from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from pynccl import _engines
 from pynccl._communicator import Communicator
@@ -29,24 +29,26 @@ def connect(
 ) -> Connecting:
     """Meet the other ranks and make a communicator of all of them.
 
-    ``comm = await connect()`` or ``async with connect() as comm:``; the latter closes it at the end of the block, and
-    aborts it if the block ends with an exception.
+    ``comm = await connect()`` or ``async with connect() as comm:``; the latter closes it at the
+    end of the block, and aborts it if the block ends with an exception.
 
     Args:
-        address: ``env://`` (torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; Open MPI's, MPICH's and Slurm's
-            variables; alone where there are none), ``tcp://host:port``, ``file:///path`` or ``mpi://``. Rank 0
-            listens there.
-        rank, size: this rank and how many there are, where the environment does not say.
-        device: ``"cuda:0"``, ``"cpu"``, ``"cpu:3"``, an ordinal of the default engine, or None: the GPU of the local
-            rank where there is an NVIDIA driver, the CPU otherwise.
+        address: ``env://`` (torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; Open
+            MPI's, MPICH's and Slurm's variables; alone where there are none),
+            ``tcp://host:port``, ``file:///path`` or ``mpi://``. Rank 0 listens there.
+        rank: this rank, where the environment does not say.
+        size: how many ranks there are, where the environment does not say.
+        device: ``"cuda:0"``, ``"cpu"``, ``"cpu:3"``, an ordinal of the default engine, or None:
+            the GPU of the local rank where there is an NVIDIA driver, the CPU otherwise.
         config: settings of ``ncclConfig_t`` by name.
         timeout: seconds for everything together: meeting, and the native initialisation.
         secret: each side proves to the other that it knows it.
         ssl: a context for servers on rank 0, for clients elsewhere.
 
     Raises:
-        ConfigError: a bad argument or environment. BootstrapError: the ranks do not fit together, or one of them
-        failed. DeadlineError: not all of them came in time; ``missing`` names them.
+        ConfigError: a bad argument or environment. BootstrapError: the ranks do not fit
+        together, or one of them failed. DeadlineError: not all of them came in time;
+        ``missing`` names them.
     """
     return Connecting(address, rank, size, device, config, timeout, secret, ssl)
 
@@ -151,13 +153,8 @@ class Connecting:
                 comm = making.result()
                 await session.report(ok=True, timeout=left if left > 0 else math.inf)
                 return comm
-            # Somebody failed or vanished: the others' init would wait for it until the deadline.
-            await session.report(
-                ok=False, message="another rank was lost before the end of init"
-            )
-            raise DeadlineError(
-                "connect: a rank was lost while the communicator was initialised"
-            )
+            # Somebody failed or vanished: the init would wait for it until the deadline.
+            return await _give_up(session)
         except BaseException as error:
             if making.done() and not making.cancelled() and making.exception() is None:
                 await making.result().abort()
@@ -168,6 +165,12 @@ class Connecting:
             raise
         finally:
             lost.cancel()
+
+
+async def _give_up(session: Any) -> NoReturn:
+    """Let the others know that a rank was lost, and raise that."""
+    await session.report(ok=False, message="another rank was lost before the end of init")
+    raise DeadlineError("connect: a rank was lost while the communicator was initialised")
 
 
 async def _tell(session: Any, error: BaseException) -> None:
@@ -215,10 +218,10 @@ def check_hellos(hellos: list[dict[str, str]]) -> str | None:
         if place in seen:
             first = seen[place]
             return (
-                f"ranks {first} and {rank} on {hello['host']} use the same GPU ({hello['gpu']}, bus "
-                f"{hello['bus']}), as {hellos[first]['device']} and {hello['device']} with CUDA_VISIBLE_DEVICES "
-                f"{hellos[first]['visible']!r} and {hello['visible']!r}; give each rank its own device= or set "
-                "LOCAL_RANK"
+                f"ranks {first} and {rank} on {hello['host']} use the same GPU "
+                f"({hello['gpu']}, bus {hello['bus']}), as {hellos[first]['device']} and "
+                f"{hello['device']} with CUDA_VISIBLE_DEVICES {hellos[first]['visible']!r} and "
+                f"{hello['visible']!r}; give each rank its own device= or set LOCAL_RANK"
             )
         seen[place] = rank
     return None

@@ -1,7 +1,7 @@
 """Which engine serves a device, and where its libraries are.
 
-The engine belongs to the communicator: "cpu" is the host engine, a CUDA device is NCCL, and both can live in one
-process. Nothing is opened before the first device is used.
+The engine belongs to the communicator: "cpu" is the host engine, a CUDA device is NCCL, and
+both can live in one process. Nothing is opened before the first device is used.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _find_nccl() -> tuple[str, str]:
     """The path of libnccl, and how it was found; the driver is looked for first."""
     if not has_driver():
         raise NotSupportedError(
-            "the nccl engine needs an NVIDIA driver, and this machine shows none (no /dev/nvidiactl); "
-            'use device="cpu" or PYNCCL_ENGINE=host to run on the CPU'
+            "the nccl engine needs an NVIDIA driver, and this machine shows none (no "
+            '/dev/nvidiactl); use device="cpu" or PYNCCL_ENGINE=host to run on the CPU'
         )
     explicit = os.environ.get("PYNCCL_NCCL_LIBRARY")
     if explicit:
@@ -87,7 +87,7 @@ def _find_nccl() -> tuple[str, str]:
 
 
 def mapped_copies() -> list[str]:
-    """Every libnccl that is mapped into this process, first mapped first; torch brings its own."""
+    """Every libnccl that is mapped into this process, the first first; torch brings one."""
     paths: dict[str, None] = {}
     with Path("/proc/self/maps").open() as maps:
         for line in maps:
@@ -110,8 +110,8 @@ def resolve(device: str | int | None, local_rank: int = 0) -> tuple[Engine, int]
     """The engine and the ordinal behind a device argument.
 
     Args:
-        device: ``"cuda:0"``, ``"cpu"``, ``"cpu:3"``, an ordinal of the default engine, or None for what the
-            launcher and the machine suggest.
+        device: ``"cuda:0"``, ``"cpu"``, ``"cpu:3"``, an ordinal of the default engine, or None
+            for what the launcher and the machine suggest.
         local_rank: this process's number on its machine.
 
     Raises:
@@ -134,10 +134,8 @@ def resolve(device: str | int | None, local_rank: int = 0) -> tuple[Engine, int]
                 f'device must be "cuda:N", "cpu", "cpu:N" or a number, not {device!r}'
             )
         ordinal = int(match[2]) if match[2] else None
-        if match[1] == "cuda":
-            kind = "nccl"
-        else:
-            kind = "noop" if default == "noop" else "host"
+        on_cpu = "noop" if default == "noop" else "host"
+        kind = "nccl" if match[1] == "cuda" else on_cpu
     chosen = engine(kind)
     if ordinal is None:
         ordinal = local_rank if chosen.is_cuda else 0

@@ -11,11 +11,11 @@ from pynccl.errors import UsageError
 
 
 class Group:
-    """Records the operations of this task on this thread, and issues them together at the end of the block.
+    """Records the operations of this task on this thread, and issues them together at its end.
 
-    ``async with group():`` also awaits them. ``with group() as g:`` issues them; ``await g`` waits when it suits.
-    An exception in the block issues nothing. A group inside a group joins the outer one. Child tasks, other tasks
-    and other threads issue normally meanwhile.
+    ``async with group():`` also awaits them. ``with group() as g:`` issues them; ``await g``
+    waits when it suits. An exception in the block issues nothing. A group inside a group joins
+    the outer one. Child tasks, other tasks and other threads issue normally meanwhile.
     """
 
     def __init__(self) -> None:

@@ -9,8 +9,9 @@ from pynccl._native.lifecycle import live
 
 
 def library_info() -> dict[str, Any]:
-    """The engines that are open: NCCL's version, the files, how they were found, and other copies of libnccl.
+    """The engines that are open: NCCL's version, the files, and how they were found.
 
+    ``mapped_copies`` are the files of every libnccl in this process, others' included.
     Opens nothing: an engine appears here when its first device has been used.
     """
     info: dict[str, Any] = {}
@@ -28,7 +29,9 @@ def library_info() -> dict[str, Any]:
 
 
 def diagnostics() -> dict[str, Any]:
-    """Counts of live native objects: operations, communicators, streams, events, lanes, running aborts, event loops;
-    and what had to be given up: abandoned communicators, stuck threads, repaired group depths.
+    """Counts of live native objects, and of what had to be given up.
+
+    Live: operations, communicators, streams, events, gates, lanes, running aborts, event loops.
+    Given up: abandoned communicators, stuck threads, repaired group depths.
     """
     return dict(live())

@@ -9,9 +9,10 @@ from pynccl._native.streams import EventHandle, StreamHandle
 
 
 class Stream(StreamHandle):
-    """A stream of a device: a queue of work that runs in order (``cuStreamCreateWithPriority``).
+    """A device's queue of work that runs in order (``cuStreamCreateWithPriority``).
 
-    ``await stream`` waits until what is on it now has ended. Works with everything that takes ``__cuda_stream__``.
+    ``await stream`` waits until what is on it now has ended. Works with everything that takes
+    ``__cuda_stream__``.
 
     Args:
         device: as in ``connect``.
@@ -36,7 +37,7 @@ class Stream(StreamHandle):
         return made
 
     def record(self, event: Event | None = None) -> Event:
-        """Mark this point of the stream in an event (``cuEventRecord``), a fresh one if none is given."""
+        """Mark this point in an event (``cuEventRecord``), a fresh one if none is given."""
         if event is None:
             event = Event.__new__(Event)
             event.native_create(self.engine, self.device_ordinal, False)

@@ -5,11 +5,11 @@
     NcclError (RuntimeError)
     |-- CudaError                        the CUDA driver's name and text
     |-- ConfigError (ValueError)         a bad argument, address or setting
-    |-- UsageError                       wrong order of calls; a closed or foreign object; a forked child
-    |-- InvalidBufferError (BufferError) dtype, shape, contiguity, read-only memory, device
-    |-- NotSupportedError                this NCCL or this engine has no such function
-    |-- BootstrapError                   the rendezvous failed: missing ranks, refused secret, address in use
-    |-- DeadlineError (TimeoutError)     a deadline passed
+    |-- UsageError                       wrong order of calls; a closed or foreign object; a
+    forked child |-- InvalidBufferError (BufferError) dtype, shape, contiguity, read-only
+    memory, device |-- NotSupportedError                this NCCL or this engine has no such
+    function |-- BootstrapError                   the rendezvous failed: missing ranks, refused
+    secret, address in use |-- DeadlineError (TimeoutError)     a deadline passed
     |-- PeerLostError                    ranks are gone
     |-- MismatchError                    ranks disagree about an operation
     |-- AbortedError                     this side aborted
@@ -55,7 +55,7 @@ class NcclError(RuntimeError):
 
 
 class CudaError(NcclError):
-    """A CUDA driver call failed, or the context is in error. Nothing on that device will heal."""
+    """A CUDA driver call failed, or the context is in error and will not heal."""
 
 
 class ConfigError(NcclError, ValueError):

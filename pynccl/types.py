@@ -1,4 +1,4 @@
-"""Names and codes: data types, reduction operators, results. tests/abi holds them against nccl.h."""
+"""Names and codes of NCCL: data types, reduction operators, results."""
 
 from __future__ import annotations
 

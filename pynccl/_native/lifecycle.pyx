@@ -26,6 +26,8 @@ from pynccl._native.abi cimport (
 from pynccl._native.ops cimport Operations
 from pynccl._native.work cimport Work, control_work
 
+from operator import index
+
 from pynccl._native.completion import start_reaper
 from pynccl.errors import ConfigError, UsageError
 
@@ -41,6 +43,17 @@ CONFIG_FIELDS = {
     "nvls_ctas": "nvlsCTAs",
     "graph_usage_mode": "graphUsageMode",
 }
+
+
+cdef int whole(object value, str name) except? -1:
+    """An int as C has it; no float, and no text that happens to look like one."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = None
+    if number is None or not -2**31 <= number < 2**31:
+        raise ConfigError(f"{name} must be an integer of 32 bits, not {value!r}")
+    return number
 
 
 cdef class Control:
@@ -78,7 +91,7 @@ cdef class Control:
         cdef ncclConfig_t *made = &self.config
         if "min_ctas" in config and "max_ctas" not in config:
             # Releases up to 2.30.7 compare a lone minCTAs with an unset maxCTAs, and refuse it.
-            config["max_ctas"] = max(64, int(config["min_ctas"]))
+            config["max_ctas"] = max(64, whole(config["min_ctas"], "config setting min_ctas"))
         for name, value in config.items():
             if name == "net_name":
                 self.net_name = str(value).encode()
@@ -91,7 +104,7 @@ cdef class Control:
             if name not in CONFIG_FIELDS:
                 known = ", ".join(sorted([*CONFIG_FIELDS, "net_name", "comm_name"]))
                 raise ConfigError(f"config has no setting {name!r}; it has {known}")
-            number = int(value)
+            number = whole(value, f"config setting {name}")
             if name == "cga_cluster_size":
                 made.cgaClusterSize = number
             elif name == "min_ctas":
@@ -118,7 +131,7 @@ cdef class Lifecycle(Operations):
     # NCCL keeps the pointer to the communicator's name, so the block that owns it stays.
     cdef object name_kept
 
-    def native_init(self, bytes unique_id, config, timeout):
+    def native_init(self, bytes unique_id not None, config, timeout):
         """Join the clique of a unique id (``ncclCommInitRankConfig``); a Work."""
         if len(unique_id) != 128:
             raise ConfigError(f"a unique id has 128 bytes, not {len(unique_id)}")
@@ -142,7 +155,9 @@ cdef class Lifecycle(Operations):
             control.c.config = NULL  # a child without a configuration takes its parent's
         child.name_kept = control
         control.c.child = child.c
-        control.c.color = NCCL_SPLIT_NOCOLOR if color is None else color
+        control.c.color = NCCL_SPLIT_NOCOLOR if color is None else whole(color, "color")
+        if color is not None and control.c.color < 0:
+            raise ConfigError(f"color must be a number from 0 on, or None, not {color!r}")
         control.c.key = key
         control.child = child
         cdef Work work = control_work(self, PN_SPLIT, timeout)

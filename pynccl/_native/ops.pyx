@@ -23,6 +23,8 @@ from pynccl._native.issue cimport Issuer
 from pynccl._native.view cimport dtype_name, fresh_like, view_t
 from pynccl._native.work cimport Work
 
+from operator import index
+
 from pynccl.errors import ConfigError, InvalidBufferError
 from pynccl.types import REDUCTIONS
 
@@ -46,8 +48,8 @@ cdef int reduction(object op, view_t *view) except -1:
 
 cdef int rank_in_range(CommHandle comm, object rank, str name) except -1:
     try:
-        number = int(rank) if not isinstance(rank, bool) else None
-    except (TypeError, ValueError):
+        number = index(rank) if not isinstance(rank, bool) else None
+    except TypeError:
         number = None
     if number is None or not 0 <= number < comm.c.size:
         raise ConfigError(f"{name} must be a rank from 0 to {comm.c.size - 1}, not {rank!r}")

@@ -129,6 +129,15 @@ cdef int from_tensor(DLTensor *tensor, view_t *view, str name) except -1:
     return 0
 
 
+cdef int no_objects(object array, bytes format, str name) except -1:
+    """Refuse pointers to Python objects: noise to another process, poison to this one."""
+    numpys = isinstance(array, ndarray)
+    if array.dtype.hasobject if numpys else b"O" in format:
+        kind = f"dtype {array.dtype}" if numpys else f"format {format.decode()}"
+        raise InvalidBufferError(f"{name} has {kind}, whose elements are Python objects")
+    return 0
+
+
 cdef object from_buffer(object array, view_t *view, str name):
     """The buffer protocol: NumPy's own arrays and whatever else is plain host memory."""
     cdef Py_buffer buffer
@@ -150,6 +159,8 @@ cdef object from_buffer(object array, view_t *view, str name):
         view.dtype = 1  # a buffer without a format is of bytes
         if buffer.format != NULL:
             view.dtype = code_of_format(buffer.format, buffer.itemsize)
+        if view.dtype < 0:
+            no_objects(array, buffer.format, name)
         view.device_type = kDLCPU
         view.device_id = 0
         view.ndim = buffer.ndim
@@ -165,8 +176,6 @@ cdef object from_buffer(object array, view_t *view, str name):
 cdef object from_ndarray(object array, view_t *view, str name):
     """NumPy arrays of types without a buffer format: bfloat16 and float8 from ml_dtypes."""
     dtype = array.dtype
-    if dtype.hasobject:
-        raise InvalidBufferError(f"{name} has dtype {dtype}, whose elements are Python objects")
     try:
         bare = (array if array.ndim else array.reshape(1)).view(f"V{dtype.itemsize}")
     except ValueError:

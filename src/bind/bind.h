@@ -154,6 +154,7 @@ struct pn_op {
     bool gates_closed;     /* the releases are on the stream: no gate can be added any more */
     pn_track_t *track;
     pn_link_t in_track, in_comm;
+    pn_link_t in_order;           /* in device->ordered until it is issued, for an ordered communicator */
     _Atomic(pn_wait_t *) waiters; /* PN_CLOSED once the outcome is fixed */
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
@@ -190,6 +191,7 @@ struct pn_device {
     uint64_t scratch_used[PN_SCRATCH_SLOTS / 64];
     int in_flight;
     uint64_t issued_total, ended_total;
+    pn_link_t ordered; /* operations of ordered communicators that are called and not issued, in call order */
     pn_comm_t *watcher; /* stands for a communicator in waits for streams and events; made on first use */
     CUevent chain;      /* behind the last operation of an ordered communicator; under issue */
     int64_t next_deadline;
@@ -320,6 +322,7 @@ CUresult pn_choose_stream(pn_op_t *op, CUstream *stream, pn_track_t **track);
 /* Around the call: the chain of ordered communicators, and the events of a timed operation. Entered. */
 CUresult pn_before_call(pn_op_t *op, CUstream stream);
 CUresult pn_after_call(pn_op_t *op, CUstream stream);
+bool pn_first_in_order(const pn_op_t *op); /* or not ordered at all; device->lock held */
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
@@ -360,6 +363,10 @@ void pn_waiter_ring(bool now);                        /* something is pending; `
  * a turn; and that it has just had one. */
 bool pn_burst_overdue(void);
 void pn_burst_reset(void);
+/* An await may poll for a while before it suspends, but not while others of its loop are suspended already: a
+ * thousand of them would hold the loop up one after another. */
+void pn_suspended(int change);
+bool pn_may_spin(void);
 pn_mailbox_t *pn_mailbox_new(void);
 pn_wait_t *pn_mailbox_take(pn_mailbox_t *box); /* resets the signal, then takes all, oldest first */
 void pn_mailbox_free(pn_mailbox_t *box);

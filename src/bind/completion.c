@@ -238,6 +238,7 @@ void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_
         if (!pn_link_empty(&op->in_track))
             detach(op);
         pn_link_remove(&op->in_comm);
+        pn_link_remove(&op->in_order);
         pn_link_append(&failed, &op->in_comm);
         pn_gates_open(op); /* nobody else would let the caller's stream go on */
     }

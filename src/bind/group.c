@@ -93,7 +93,8 @@ static CUresult record(pn_group_t *group, CUstream *streams, CUevent *events) {
             later = streams[j] == streams[i] && group->ops[j]->comm->device == op->comm->device;
         if ((rc = pn_enter(op->comm->device, &saved)) != CUDA_SUCCESS)
             return rc;
-        if (op->in_lane)
+        rc = pn_after_call(op, streams[i]);
+        if (rc == CUDA_SUCCESS && op->in_lane)
             rc = pn_gates_release(op, streams[i]);
         if (rc == CUDA_SUCCESS && !later &&
             (rc = pn_event_take(op->comm->device, &events[i])) == CUDA_SUCCESS)
@@ -119,6 +120,8 @@ static void issue_group(pn_group_t *group) {
         pn_enter_t saved;
         if ((why.code = (int)pn_enter(device, &saved)) == 0) {
             why.code = (int)pn_choose_stream(group->ops[i], &streams[i], &tracks[i]);
+            if (why.code == 0)
+                why.code = (int)pn_before_call(group->ops[i], streams[i]);
             pn_leave(device, &saved);
         }
     }
@@ -165,6 +168,23 @@ static void issue_group(pn_group_t *group) {
     free(tracks);
 }
 
+/* Whether nothing that was called before it on an ordered communicator is still to be issued. */
+static bool its_turn(pn_group_t *group) {
+    bool turn = true;
+    for (int i = 0; i < group->count && turn; i++) {
+        pn_device_t *device = group->ops[i]->comm->device;
+        pthread_mutex_lock(&device->lock);
+        if (!pn_link_empty(&group->ops[i]->in_order)) {
+            const pn_op_t *first = PN_OWNER(device->ordered.next, pn_op_t, in_order);
+            turn = false;
+            for (int j = 0; j < group->count && !turn; j++)
+                turn = group->ops[j] == first;
+        }
+        pthread_mutex_unlock(&device->lock);
+    }
+    return turn;
+}
+
 static void free_group(pn_group_t *group) {
     pthread_mutex_destroy(&group->lock);
     pthread_cond_destroy(&group->moved);
@@ -181,11 +201,11 @@ static void run_place(pn_task_t *task, pn_comm_t *comm) {
     pthread_mutex_lock(&group->lock);
     group->arrived++;
     pthread_cond_broadcast(&group->moved);
-    while (leader ? group->arrived < group->comm_count : !group->done) {
+    while (leader ? group->arrived < group->comm_count || !its_turn(group) : !group->done) {
         /* A lane that never comes belongs to a communicator that has failed: look now and then. */
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 10000000;
+        until.tv_nsec += 1000000;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&group->moved, &group->lock, &until);
@@ -265,8 +285,9 @@ static int try_inline(pn_group_t *group, pn_device_t **held) {
         for (int j = 0; j < group->comm_count; j++)
             mates += group->comms[j]->clique == comm->clique;
         pthread_mutex_lock(&device->lock);
-        can = can && !op->may_wait && !comm->queue_head && !comm->lane_busy && pn_contacted(op) &&
-              comm->clique->members == mates && device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
+        can = can && (!comm->ordered || pn_link_empty(&device->ordered)) && !op->may_wait &&
+              !comm->queue_head && !comm->lane_busy && pn_contacted(op) && comm->clique->members == mates &&
+              device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
         pthread_mutex_unlock(&device->lock);
     }
     if (!can) {

@@ -18,6 +18,8 @@ bool pn_enlist(pn_op_t *op) {
         return false;
     op->seq = ++comm->seq;
     pn_link_append(&comm->pending, &op->in_comm);
+    if (comm->ordered)
+        pn_link_append(&comm->device->ordered, &op->in_order);
     if (op->deadline_ns < comm->device->next_deadline)
         comm->device->next_deadline = op->deadline_ns;
     return true;
@@ -73,6 +75,7 @@ void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event) {
     pthread_mutex_lock(&device->lock);
     op->event = event;
     op->in_lane = false;
+    pn_link_remove(&op->in_order);
     /* Failed while we were in the call: it is in limbo, and its event is put back when the abort has ended.
      */
     if (comm->state == PN_READY || comm->state == PN_CLOSING) {
@@ -106,6 +109,7 @@ void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail) {
     bool mine = comm->state == PN_READY || comm->state == PN_CLOSING;
     if (mine) {
         pn_link_remove(&op->in_comm);
+        pn_link_remove(&op->in_order);
         pn_gates_open(op);
     }
     pthread_mutex_unlock(&device->lock);
@@ -211,12 +215,23 @@ static void issue_now(pn_op_t *op) {
     pn_not_issued(op, why, detail);
 }
 
+bool pn_first_in_order(const pn_op_t *op) {
+    const pn_link_t *link = &op->in_order;
+    return pn_link_empty(link) || op->comm->device->ordered.next == link;
+}
+
 static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
     pn_op_t *op = (pn_op_t *)task;
     pn_device_t *device = comm->device;
     pn_back_pressure(comm);
     pthread_mutex_lock(&device->lock);
-    bool go = comm->state == PN_READY || comm->state == PN_CLOSING;
+    bool go;
+    while ((go = comm->state == PN_READY || comm->state == PN_CLOSING) && !pn_first_in_order(op)) {
+        /* An ordered operation of another communicator was called before it. */
+        pthread_mutex_unlock(&device->lock);
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+        pthread_mutex_lock(&device->lock);
+    }
     bool waits = go && (op->may_wait || !pn_contacted(op) || pn_launch_blocking);
     if (go)
         comm->inside++;
@@ -240,7 +255,8 @@ bool pn_submit(pn_op_t *op) {
         pthread_mutex_lock(&device->lock);
         bool open = comm->state == PN_READY;
         bool now = tried && !prepared && !comm->queue_head && !comm->lane_busy &&
-                   comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op);
+                   comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op) &&
+                   (!comm->ordered || pn_link_empty(&device->ordered));
         if (open && (now || prepared || !op->has_stream)) {
             pn_enlist(op);
             if (now)

@@ -18,6 +18,7 @@ static atomic_bool reaper_stopped;
 void pn_op_start(pn_op_t *op) {
     pn_link_init(&op->in_track);
     pn_link_init(&op->in_comm);
+    pn_link_init(&op->in_order);
     atomic_store_explicit(&op->waiters, NULL, memory_order_relaxed);
     atomic_fetch_add_explicit(&pn_counts.operations, 1, memory_order_relaxed);
 }
@@ -99,6 +100,7 @@ pn_op_t *pn_done_take(void) {
 
 static _Thread_local int burst_count;
 static _Thread_local int64_t burst_start;
+static _Thread_local int suspended; /* awaits of this thread's loop that wait for its mailbox */
 
 bool pn_burst_overdue(void) {
     int64_t now = pn_now_ns();
@@ -112,6 +114,14 @@ bool pn_burst_overdue(void) {
 
 void pn_burst_reset(void) {
     burst_count = 0;
+}
+
+void pn_suspended(int change) {
+    suspended += change;
+}
+
+bool pn_may_spin(void) {
+    return suspended == 0;
 }
 
 /* ---- mailboxes ------------------------------------------------------------------------------------ */

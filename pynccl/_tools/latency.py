@@ -1,0 +1,356 @@
+"""The figures of `bench --latency`: one function each, a heartbeat beside those that run on a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import statistics
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+import pynccl
+from pynccl import _engines, testing
+from pynccl._native import __path__ as native_path
+from pynccl._tools.bench import Figure, medians
+from pynccl._tools.latency_peers import two_processes
+
+LOOPS = 20_000
+
+
+def run(rounds: int, only: str | None) -> list[Figure]:
+    """Every figure whose name contains `only`."""
+    makers: dict[str, Callable[[int], Figure]] = {
+        "issue of all_reduce, NumPy": issue_numpy,
+        "issue of all_reduce, torch": issue_torch,
+        "issue and await of a finished operation": await_finished,
+        "completions, 1000 in flight": completions,
+        "round trip, done 10 us after issue": round_trip,
+        "awaited 8-byte all_reduce, 2 processes": lambda _: two_processes(2),
+        "awaited 8-byte all_reduce, 4 processes": lambda _: two_processes(4),
+    }
+    return [make(rounds) for name, make in makers.items() if only is None or only in name]
+
+
+# ---- helpers -----------------------------------------------------------------------------------------------
+
+
+def on_engine(
+    kind: str, body: Callable[[pynccl.Communicator], Coroutine[Any, Any, Figure]]
+) -> Figure:
+    """Run `body` on a fresh loop with a one-rank communicator of an engine."""
+
+    async def main() -> Figure:
+        before = os.environ.get("PYNCCL_ENGINE")
+        os.environ["PYNCCL_ENGINE"] = kind
+        try:
+            unique_id = await pynccl.unique_id(0)
+            comm = await pynccl.Communicator.create(1, 0, unique_id, device=0)
+        finally:
+            if before is None:
+                del os.environ["PYNCCL_ENGINE"]
+            else:
+                os.environ["PYNCCL_ENGINE"] = before
+        async with comm:
+            return await body(comm)
+
+    return asyncio.run(main())
+
+
+class Heartbeat:
+    """A task that wants to run every millisecond, and the longest gap that it saw, in ms."""
+
+    async def __aenter__(self) -> Heartbeat:
+        self.worst = 0.0
+        self._task = asyncio.ensure_future(self._beat())
+        await asyncio.sleep(0)
+        return self
+
+    async def _beat(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            self.worst = max(self.worst, (now - last) * 1e3)
+            last = now
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+
+
+def per_call_us(call: Callable[[], object], loops: int = LOOPS) -> float:
+    """Microseconds of one call, the empty loop taken off."""
+    start = time.perf_counter_ns()
+    for _ in range(loops):
+        call()
+    middle = time.perf_counter_ns()
+    for _ in range(loops):
+        pass
+    return (2 * middle - start - time.perf_counter_ns()) / loops / 1e3
+
+
+def counts(*functions: str) -> dict[str, int]:
+    """How often the no-op engine has been called."""
+    engine = _engines.engine("noop")
+    return {function: int(engine.parameter(function)) for function in functions}
+
+
+def require_counts(before: dict[str, int], calls: int, awaited: bool) -> None:
+    """Every operation: one collective, one event record; a query where awaited. Else the figure is worth nothing."""
+    after = counts(*before)
+    grown = {name: after[name] - before[name] for name in before}
+    wanted = {"ncclAllReduce": calls, "cuEventRecord": calls}
+    if {name: grown[name] for name in wanted} != wanted:
+        raise AssertionError(f"{calls} operations made {grown} native calls")
+    if awaited and grown["cuEventQuery"] < calls:
+        raise AssertionError(f"{calls} awaits made {grown['cuEventQuery']} queries")
+
+
+COUNTED = ("ncclAllReduce", "cuEventRecord", "cuEventQuery")
+
+
+# ---- issue -----------------------------------------------------------------------------------------------
+
+
+def issue_numpy(rounds: int) -> Figure:
+    """One issue on the no-op engine against a bare ctypes call, and nccl4py where there is one."""
+
+    async def body(comm: pynccl.Communicator) -> Figure:
+        x = np.ones(4, np.float32)
+        library = ctypes.CDLL(os.fspath(f"{native_path[0]}/libpynccl_noop.so"))
+        bare = library.ncclAllReduce
+        word = ctypes.c_void_p
+        bare.argtypes = [word, word, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, word, word]
+        at = x.ctypes.data
+        before = counts(*COUNTED)
+        found = medians(
+            {
+                "ours": lambda: per_call_us(lambda: comm.all_reduce(x)),
+                "ctypes": lambda: per_call_us(lambda: bare(at, at, 4, 7, 0, 8, 16)),
+            },
+            rounds,
+        )
+        before["ncclAllReduce"] += rounds * LOOPS  # the bare calls are counted too
+        require_counts(before, rounds * LOOPS, awaited=False)
+        absent = {"nccl4py": "it does not run on the no-op engine's functions alone"}
+        return Figure(
+            "issue of all_reduce, NumPy",
+            "us",
+            found["ours"],
+            {"ctypes": found["ctypes"]},
+            {"ctypes": 1 / 0.8},
+            absent=absent,
+        )
+
+    return on_engine("noop", body)
+
+
+def issue_torch(rounds: int) -> Figure:
+    """One issue of a torch CPU tensor against its own __dlpack__()."""
+    name = "issue of all_reduce, torch"
+    try:
+        import torch
+    except ImportError:
+        return Figure(name, "us", 0.0, {}, {}, absent={"torch": "it is not installed"})
+
+    async def body(comm: pynccl.Communicator) -> Figure:
+        x = torch.ones(4)
+        found = medians(
+            {
+                "ours": lambda: per_call_us(lambda: comm.all_reduce(x)),
+                "__dlpack__": lambda: per_call_us(x.__dlpack__),
+            },
+            rounds,
+        )
+        return Figure(
+            name,
+            "us",
+            found["ours"],
+            {"x.__dlpack__()": found["__dlpack__"]},
+            {"x.__dlpack__()": 1 / 0.4},
+        )
+
+    return on_engine("noop", body)
+
+
+# ---- await -----------------------------------------------------------------------------------------------
+
+
+async def timed(body: Callable[[], Awaitable[object]], loops: int) -> float:
+    """Microseconds of one turn."""
+    start = time.perf_counter_ns()
+    for _ in range(loops):
+        await body()
+    return (time.perf_counter_ns() - start) / loops / 1e3
+
+
+def await_finished(rounds: int) -> Figure:
+    """Issue and await on the no-op engine against a thread of an executor."""
+
+    async def body(comm: pynccl.Communicator) -> Figure:
+        x = np.ones(4, np.float32)
+        loop = asyncio.get_running_loop()
+        ours: list[float] = []
+        executor: list[float] = []
+        before = counts(*COUNTED)
+        with ThreadPoolExecutor(1) as pool:
+            async with Heartbeat() as heartbeat:
+                for _ in range(rounds):
+                    ours.append(await timed(lambda: comm.all_reduce(x), LOOPS))
+                    executor.append(
+                        await timed(lambda: loop.run_in_executor(pool, int), LOOPS // 20)
+                    )
+        require_counts(before, rounds * LOOPS, awaited=True)
+        rival = "await loop.run_in_executor(wait)"
+        return Figure(
+            "issue and await of a finished operation",
+            "us",
+            statistics.median(ours),
+            {rival: statistics.median(executor)},
+            {rival: 40},
+            notes={"worst heartbeat gap, ms": heartbeat.worst},
+        )
+
+    return on_engine("noop", body)
+
+
+def completions(rounds: int) -> Figure:
+    """A thousand suspended awaits whose operations all end at once, against call_soon_threadsafe each."""
+    devices, each = 8, 125
+    name = "completions, 1000 in flight"
+
+    async def ours(comms: list[pynccl.Communicator], held: list[Held], x: Any) -> float:
+        for hold in held:
+            hold.close()
+        works = [
+            comm.all_reduce(x, stream=hold.stream)
+            for _ in range(each)
+            for comm, hold in zip(comms, held, strict=True)
+        ]
+        tasks = [asyncio.ensure_future(one(work)) for work in works]
+        await asyncio.sleep(0.01)  # all of them have suspended
+        start = time.perf_counter()
+        for hold in held:
+            hold.open()
+        await asyncio.gather(*tasks)
+        return len(works) / (time.perf_counter() - start) / 1e3
+
+    async def one(work: Any) -> None:
+        await work
+
+    async def rival() -> float:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(devices * each)]
+        tasks = [asyncio.ensure_future(one(future)) for future in futures]
+        await asyncio.sleep(0.01)
+
+        # A thread that waits natively, without the GIL, for one operation after another.
+        wait = ctypes.CDLL(os.fspath(f"{native_path[0]}/libpynccl_noop.so")).cuEventSynchronize
+
+        def complete() -> None:
+            for future in futures:
+                wait(None)
+                loop.call_soon_threadsafe(future.set_result, None)
+
+        start = time.perf_counter()
+        threading.Thread(target=complete).start()
+        await asyncio.gather(*tasks)
+        return len(futures) / (time.perf_counter() - start) / 1e3
+
+    async def main() -> Figure:
+        x = np.ones(2, np.float32)
+        comms = []
+        for i in range(devices):
+            unique_id = await pynccl.unique_id("cpu")
+            comms.append(await pynccl.Communicator.create(1, 0, unique_id, device=f"cpu:{i}"))
+        held = [Held(f"cpu:{i}") for i in range(devices)]
+        rates: list[float] = []
+        others: list[float] = []
+        async with Heartbeat() as heartbeat:
+            for _ in range(rounds):
+                rates.append(await ours(comms, held, x))
+                others.append(await rival())
+        for comm in comms:
+            await comm.close()
+        return Figure(
+            name,
+            "k/s",
+            statistics.median(rates),
+            {"call_soon_threadsafe each": statistics.median(others)},
+            {"call_soon_threadsafe each": 10},
+            is_rate=True,
+            notes={"worst heartbeat gap, ms": heartbeat.worst},
+        )
+
+    return asyncio.run(main())
+
+
+class Held:
+    """A stream of the host engine that a memory wait holds back."""
+
+    def __init__(self, device: str) -> None:
+        self.stream = pynccl.Stream(device)
+        self._value = 0
+        library = ctypes.CDLL(os.fspath(f"{native_path[0]}/libpynccl_host.so"))
+        self._library = library
+        self._wait = library.cuStreamWaitValue32_v2
+        self._wait.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_uint]
+        self._context = ctypes.c_void_p()
+        ordinal = self.stream.device_ordinal
+        assert library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal) == 0
+        library.cuCtxSetCurrent(self._context)
+        memory = ctypes.c_void_p()
+        assert library.cuMemHostAlloc(ctypes.byref(memory), ctypes.c_size_t(4), 3) == 0
+        self._word = ctypes.c_uint.from_address(memory.value or 0)
+
+    def close(self) -> None:
+        """Hold what comes next."""
+        self._value += 1
+        self._library.cuCtxSetCurrent(self._context)
+        assert self._wait(self.stream.handle, ctypes.addressof(self._word), self._value, 0) == 0
+
+    def open(self) -> None:
+        """Let it go."""
+        self._word.value = self._value
+
+
+def round_trip(rounds: int) -> Figure:
+    """An operation that ends 10 us after its issue, awaited with spin_us=20, against an executor that waits 10 us."""
+
+    async def body(comm: pynccl.Communicator) -> Figure:
+        x = np.ones(4, np.float32)
+        comm.spin_us = 20
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            end = time.perf_counter_ns() + 10_000
+            while time.perf_counter_ns() < end:
+                pass
+
+        ours: list[float] = []
+        executor: list[float] = []
+        with testing.faults("op:delay=10us"), ThreadPoolExecutor(1) as pool:
+            async with Heartbeat() as heartbeat:
+                for _ in range(rounds * 100):
+                    start = time.perf_counter_ns()
+                    await comm.all_reduce(x)
+                    ours.append((time.perf_counter_ns() - start) / 1e3 - 10)
+                    start = time.perf_counter_ns()
+                    await loop.run_in_executor(pool, wait)
+                    executor.append((time.perf_counter_ns() - start) / 1e3 - 10)
+        rival = "await loop.run_in_executor(wait)"
+        return Figure(
+            "round trip, done 10 us after issue",
+            "us beyond the 10",
+            statistics.median(ours),
+            {rival: statistics.median(executor)},
+            {rival: 20},
+            notes={"worst heartbeat gap, ms": heartbeat.worst},
+        )
+
+    return on_engine("host", body)
