@@ -1,16 +1,20 @@
-"""Sum an array over all ranks, three ways:
+"""Sum an array over all ranks.
 
-    python examples/01_all_reduce.py                    four ranks in this process
-    mpirun -n 4 python examples/01_all_reduce.py        one rank a process, placed by Open MPI or MPICH
+Four ranks in this process, or one rank a process by Open MPI, MPICH or torchrun, or by hand
+with RANK 0 to 3::
+
+    python examples/01_all_reduce.py
+    mpirun -n 4 python examples/01_all_reduce.py
     RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 python examples/01_all_reduce.py
-                                                        the same by hand or by torchrun, RANK 0 to 3
 
-`--device cuda:0`, `--device cpu`; without it the GPU of the local rank, or the CPU where there is none.
+`--device cuda:0`, `--device cpu`; without it the GPU of the local rank, or the CPU where there
+is none.
 """
 
 import argparse
 import asyncio
 import os
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +23,7 @@ import pynccl
 LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
-def array_for(comm: pynccl.Communicator):
+def array_for(comm: pynccl.Communicator) -> Any:
     """Four numbers that tell the rank, on the communicator's device."""
     if comm.device == "cpu":
         return np.full(4, comm.rank + 1, np.float32)
@@ -29,6 +33,7 @@ def array_for(comm: pynccl.Communicator):
 
 
 async def rank_main(comm: pynccl.Communicator) -> None:
+    """What each rank does."""
     x = array_for(comm)
     await comm.all_reduce(x)  # in place; done when the await returns
     expected = sum(range(1, comm.size + 1))
@@ -37,6 +42,7 @@ async def rank_main(comm: pynccl.Communicator) -> None:
 
 
 async def main() -> None:
+    """Meet the ranks that a launcher started, or be all four."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", help='such as "cuda:0" or "cpu"')
     device = parser.parse_args().device

@@ -12,12 +12,13 @@ import pynccl
 
 
 async def rank_main(comm: pynccl.Communicator) -> None:
+    """What each rank does."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     token = np.array([comm.rank], np.int64)
     seen = [comm.rank]
     for _ in range(comm.size - 1):
         arrived = np.empty_like(token)
-        # Both in one group: alone, each rank's send would wait for a receive that comes after it.
+        # Both in one group: alone, each rank's send would wait for a receive that comes later.
         async with pynccl.group():
             comm.send(token, right)
             comm.recv(arrived, left)
@@ -28,6 +29,7 @@ async def rank_main(comm: pynccl.Communicator) -> None:
 
 
 async def main() -> None:
+    """Run all ranks in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument(

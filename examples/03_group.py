@@ -12,6 +12,7 @@ import pynccl
 
 
 async def rank_main(comm: pynccl.Communicator) -> None:
+    """What each rank does."""
     gradients = np.full(1000, comm.rank + 1, np.float32)
     loss = np.array([float(comm.rank)], np.float64)
     settings = np.array([7, 8, 9] if comm.rank == 0 else [0, 0, 0], np.int32)
@@ -30,6 +31,7 @@ async def rank_main(comm: pynccl.Communicator) -> None:
 
 
 async def main() -> None:
+    """Run all ranks in this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
