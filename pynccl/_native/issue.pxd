@@ -9,7 +9,8 @@ cdef class Recorder:
 cdef class Issuer(CommHandle):
     cdef Work start(
         self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
-        object stream, bint timed, object timeout, object array, object keep, object result, bint converted,
+        object stream, bint timed, object timeout, object array, object keep, object result,
+        bint converted,
     )
     cdef int time(self, Work work) except -1
     cdef size_t stream_of(self, object stream, object array) except? 0

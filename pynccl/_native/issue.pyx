@@ -121,7 +121,8 @@ cdef class Issuer(CommHandle):
 
     cdef Work start(
         self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
-        object stream, bint timed, object timeout, object array, object keep, object result, bint converted,
+        object stream, bint timed, object timeout, object array, object keep, object result,
+        bint converted,
     ):
         cdef Work work = Work.__new__(Work)
         cdef view_t *typed = send if send != NULL else recv

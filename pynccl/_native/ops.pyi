@@ -13,6 +13,7 @@ class Operations(Issuer):
         *,
         stream: Any = None,
         timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def reduce(
         self,
@@ -23,6 +24,7 @@ class Operations(Issuer):
         *,
         stream: Any = None,
         timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def broadcast(
         self,
@@ -32,9 +34,16 @@ class Operations(Issuer):
         *,
         stream: Any = None,
         timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def all_gather(
-        self, x: Any, out: Any = None, *, stream: Any = None, timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def reduce_scatter(
         self,
@@ -44,9 +53,16 @@ class Operations(Issuer):
         *,
         stream: Any = None,
         timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def all_to_all(
-        self, x: Any, out: Any = None, *, stream: Any = None, timeout: float | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def gather(
         self,
@@ -56,6 +72,7 @@ class Operations(Issuer):
         *,
         stream: Any = None,
         timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def scatter(
         self,
@@ -65,11 +82,26 @@ class Operations(Issuer):
         *,
         stream: Any = None,
         timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def send(
-        self, x: Any, peer: int, *, stream: Any = None, timeout: float | None = None
+        self,
+        x: Any,
+        peer: int,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
     def recv(
-        self, x: Any, peer: int, *, stream: Any = None, timeout: float | None = None
+        self,
+        x: Any,
+        peer: int,
+        *,
+        stream: Any = None,
+        timeout: float | None = None,
+        timed: bool = False,
     ) -> Work: ...
-    def barrier(self, *, stream: Any = None, timeout: float | None = None) -> Work: ...
+    def barrier(
+        self, *, stream: Any = None, timeout: float | None = None, timed: bool = False
+    ) -> Work: ...

@@ -148,7 +148,8 @@ cdef class Operations(Issuer):
             writable(&send, "x")
             return self.start(PN_ALL_REDUCE, &send, &send, send.count, redop, 0,
                               stream, timed, timeout, x, keep, x, False)
-        return self.like(PN_ALL_REDUCE, x, &send, keep, out, redop, 0, True, stream, timed, timeout)
+        return self.like(PN_ALL_REDUCE, x, &send, keep, out, redop, 0, True,
+                         stream, timed, timeout)
 
     cdef Work like(
         self, int kind, object x, view_t *send, object keep, object out, int redop, int root,
@@ -196,7 +197,8 @@ cdef class Operations(Issuer):
             writable(&send, "x")
             return self.start(PN_REDUCE, &send, &send, send.count, redop, target,
                               stream, timed, timeout, x, keep, x, False)
-        return self.like(PN_REDUCE, x, &send, keep, out, redop, target, mine, stream, timed, timeout)
+        return self.like(PN_REDUCE, x, &send, keep, out, redop, target, mine,
+                         stream, timed, timeout)
 
     def broadcast(self, x, root=0, out=None, *, stream=None, timeout=None, timed=False):
         """Copy the root's x to every rank (``ncclBroadcast``). Any dtype.
@@ -219,7 +221,8 @@ cdef class Operations(Issuer):
                 writable(&send, "x")
             return self.start(PN_BROADCAST, &send, &send, send.count, 0, source,
                               stream, timed, timeout, x, keep, x, False)
-        return self.like(PN_BROADCAST, x, &send, keep, out, 0, source, True, stream, timed, timeout)
+        return self.like(PN_BROADCAST, x, &send, keep, out, 0, source, True,
+                         stream, timed, timeout)
 
     def all_gather(self, x, out=None, *, stream=None, timeout=None, timed=False):
         """Join every rank's x, in rank order, on every rank (``ncclAllGather``). Any dtype.

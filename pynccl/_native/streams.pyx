@@ -20,7 +20,6 @@ from pynccl._native.abi cimport (
     CUevent,
     CUresult,
     CUstream,
-    pn_device_t,
     pn_enter,
     pn_enter_t,
     pn_forked,

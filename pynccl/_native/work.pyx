@@ -280,7 +280,7 @@ cdef class Work(Operation):
 
     @property
     def duration(self):
-        """Seconds on the device, from one event before the operation to one behind it (``timed=True``).
+        """Seconds on the device, from an event before it to one behind it (``timed=True``).
 
         Raises:
             UsageError: it was not called with ``timed=True``, or has not ended well.
