@@ -176,6 +176,7 @@ cdef object from_buffer(object array, view_t *view, str name):
 cdef object from_ndarray(object array, view_t *view, str name):
     """NumPy arrays of types without a buffer format: bfloat16 and float8 from ml_dtypes."""
     dtype = array.dtype
+    no_objects(array, b"", name)
     try:
         bare = (array if array.ndim else array.reshape(1)).view(f"V{dtype.itemsize}")
     except ValueError:
