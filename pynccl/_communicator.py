@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from pynccl import _engines
-from pynccl._native.lifecycle import Lifecycle, abort_all, split_member
+from pynccl._native.lifecycle import Lifecycle, abort_all, check_config, split_member
 from pynccl.errors import ConfigError, NcclError, UsageError
 
 #: Seconds that an abort waits for threads inside a native call before it gives their handles
@@ -222,6 +222,7 @@ async def create_all(
     engine = places[0][0]
     if any(other is not engine for other, _ in places):
         raise ConfigError(f"all devices must be of one engine, not {list(devices)!r}")
+    check_config(config)  # before an id is made, which nobody would use
     unique_id = await asyncio.to_thread(engine.unique_id)
     made = await asyncio.gather(
         *(

@@ -125,6 +125,11 @@ cdef class Control:
                 made.graphUsageMode = number
 
 
+def check_config(config):
+    """Raise ConfigError if a communicator's settings could not be used."""
+    Control(config)
+
+
 cdef class Lifecycle(Operations):
     """A communicator that can be brought up, split and ended; behind Communicator."""
 
