@@ -91,11 +91,11 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(FAILED, False):
         return  # its traceback holds what it had
     # Not "equal": the traceback of an earlier failure may have held what is gone now.
-    end = time.monotonic() + 5
-    while True:
-        gc.collect()
+    for attempt in range(1000):
         more = {name: n - before[name] for name, n in counts().items() if n > before[name]}
-        if not more or time.monotonic() > end:
+        if not more:
             break
         time.sleep(0.005)
+        if attempt % 100 == 10:
+            gc.collect()
     assert more == {}
