@@ -31,7 +31,7 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * 128),)
 
 
-class NotTried(Exception):  # noqa: N818 (it is no failure)
+class NotTried(Exception):
     """The engine or the machine lacks what the question is about; the text says what."""
 
 

@@ -91,7 +91,9 @@ def run(stage: Stage, inside: str) -> None:
         stage.all_reduce(comm, send, recv, COUNT, stream)
         stage.finish(stream)
     if inside == "graph":
-        _graph(stage, comm, lambda: stage.all_reduce(comm, send, recv, COUNT, stream), stream, recv)
+        _graph(
+            stage, comm, lambda: stage.all_reduce(comm, send, recv, COUNT, stream), stream, recv
+        )
         return
     stage.board.meet()
     if stage.rank == 0:
@@ -134,9 +136,7 @@ def _init(stage: Stage) -> None:
         sequence(stage, handle, thread)
 
 
-def _graph(
-    stage: Stage, comm: int, issue: Callable[[], None], stream: int, recv: int
-) -> None:
+def _graph(stage: Stage, comm: int, issue: Callable[[], None], stream: int, recv: int) -> None:
     api, note = stage.api, stage.notebook
     note.doing("capture of an all-reduce")
     code = api.cuStreamBeginCapture_v2(stream, abi.CAPTURE_THREAD_LOCAL)
@@ -182,9 +182,7 @@ def _abort_under_graph(stage: Stage, comm: int, made: int, graph: ctypes.c_void_
         note.measure(ended_when_the_graph_was_gone=not thread.is_alive())
 
 
-def _peer_follows_graph(
-    stage: Stage, comm: int, made: int, graph: ctypes.c_void_p
-) -> None:
+def _peer_follows_graph(stage: Stage, comm: int, made: int, graph: ctypes.c_void_p) -> None:
     if stage.rank == 0:
         stage.board.say("aborted")
         return

@@ -54,8 +54,12 @@ CATALOG = (
         "inline",
         "Does the second call of a kind and size never wait on the host for a late peer?",
         (
-            Case("connect-late", {"at_init": False}, environment={"NCCL_RUNTIME_CONNECT": None}),
-            Case("connect-at-init", {"at_init": True}, environment={"NCCL_RUNTIME_CONNECT": "0"}),
+            Case(
+                "connect-late", {"at_init": False}, environment={"NCCL_RUNTIME_CONNECT": None}
+            ),
+            Case(
+                "connect-at-init", {"at_init": True}, environment={"NCCL_RUNTIME_CONNECT": "0"}
+            ),
         ),
     ),
     Assumption(

@@ -52,7 +52,7 @@ def _rank(task: Task, rank: int, shared: Shared) -> None:
         notebook.close("not tried", str(reason))
     except CallError as error:
         notebook.close("error", str(error))
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it is reported)
+    except BaseException as error:
         notebook.close("error", f"{type(error).__name__}: {error}")
         sys.excepthook(type(error), error, error.__traceback__)
     else:
@@ -64,7 +64,7 @@ def main(task: Task) -> None:
     faulthandler.enable()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    shared = Shared()
+    shared = Shared(len(task.ranks))
     others = [
         threading.Thread(target=_rank, args=(task, rank, shared)) for rank in task.ranks[1:]
     ]

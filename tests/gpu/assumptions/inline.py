@@ -67,10 +67,9 @@ class Calls:
         self.times[label] = took
         return took
 
-    def waited(self, suffix: str, kinds: tuple[str, ...]) -> list[str]:
-        """The calls with this ending of their label that waited for rank 1."""
-        labels = [f"{kind}, {suffix}" for kind in kinds]
-        return [one for one in labels if self.times.get(one, 0.0) > WAITED_S]
+    def waited(self, which: str, kinds: tuple[str, ...]) -> list[str]:
+        """The kinds whose first or second call of a size waited for rank 1."""
+        return [kind for kind in kinds if self.times[f"{kind}, {which}"] > WAITED_S]
 
 
 KINDS = (
@@ -118,7 +117,9 @@ def _report(stage: Stage, calls: Calls, kinds: tuple[str, ...], at_init: bool) -
     small, large = (size for size, _ in SIZES)
     first_small = calls.waited(f"first of {small}", kinds)
     first_large = calls.waited(f"first of {large}", kinds)
-    second = [one for size in (small, large) for one in calls.waited(f"second of {size}", kinds)]
+    second = [
+        one for size in (small, large) for one in calls.waited(f"second of {size}", kinds)
+    ]
     longest = max(took for label, took in calls.times.items() if "second" in label)
     note.measure(
         kinds=len(kinds),
@@ -128,7 +129,7 @@ def _report(stage: Stage, calls: Calls, kinds: tuple[str, ...], at_init: bool) -
     )
     note.check("no second call of a kind and size waited for the late peer", not second, second)
     if at_init:
-        early = [one for one in first_small + first_large if not one.startswith(PEER_TO_PEER)]
+        early = [kind for kind in first_small + first_large if kind not in PEER_TO_PEER]
         note.check("no first collective waited either", not early, early)
 
 

@@ -73,11 +73,13 @@ def run(stage: Stage) -> None:
         times.append((time.perf_counter() - start) * 1e6)
     stage.finish(stream)
     board.meet()
+    times.sort()
+    median = statistics.median(times)
+    note.measure(issue_us=round(median, 2), issue_p99_us=round(times[TIMED * 99 // 100], 2))
+    note.check(f"issuing takes less than {LIMIT_US:g} us (median)", median < LIMIT_US, median)
+    if stage.shared.ranks > 1:
+        raise abi.NotTried("two ranks of one process would fill one launch queue together")
     if stage.rank == 0:
-        times.sort()
-        median = statistics.median(times)
-        note.measure(issue_us=round(median, 2), issue_p99_us=round(times[TIMED * 99 // 100], 2))
-        note.check(f"issuing takes less than {LIMIT_US:g} us (median)", median < LIMIT_US, median)
         _fill_queue(stage, stream, issue)
     else:
         issued = int(board.hear("issued", 0))

@@ -15,17 +15,19 @@ from .stage import Stage
 
 CAPTURE_UNSUPPORTED = 900
 NBYTES = 4096
+READY_S = 5.0
 
 
 class Poller(threading.Thread):
-    """Asks an event once, in relaxed capture mode or not."""
+    """Asks an event once while the capture runs, in relaxed capture mode or not."""
 
     def __init__(self, stage: Stage, event: int, *, relaxed: bool) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.stage = stage
         self.event = event
         self.relaxed = relaxed
-        self.status = -1
+        self.status: int | None = None
+        self.ready, self.go = threading.Event(), threading.Event()
 
     def run(self) -> None:
         api = self.stage.api
@@ -33,6 +35,8 @@ class Poller(threading.Thread):
         mode = ctypes.c_int(abi.CAPTURE_RELAXED)
         if self.relaxed:
             api.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        self.ready.set()
+        self.go.wait()
         self.status = api.cuEventQuery(self.event)
         if self.relaxed:
             api.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
@@ -50,6 +54,9 @@ def run(stage: Stage, relaxed: bool) -> None:
     memory = stage.memory(NBYTES)
     event = stage.mark(other)
     stage.finish(other)
+    poller = Poller(stage, event, relaxed=relaxed)
+    poller.start()
+    poller.ready.wait(READY_S)
     note.doing("a capture in global mode")
     code = api.cuStreamBeginCapture_v2(stream, abi.CAPTURE_GLOBAL)
     if code == abi.NOT_SUPPORTED:
@@ -57,8 +64,7 @@ def run(stage: Stage, relaxed: bool) -> None:
     if code:
         raise api.error("cuStreamBeginCapture_v2", code)
     api.call("cuMemsetD8Async", memory, 1, NBYTES, stream)
-    poller = Poller(stage, event, relaxed=relaxed)
-    poller.start()
+    poller.go.set()
     poller.join()
     graph = ctypes.c_void_p()
     ended = api.cuStreamEndCapture(stream, ctypes.byref(graph))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .abi import NotTried
+from .abi import NOT_READY, NotTried
 from .stage import DEVICE, Stage
 
 BUSY_S = 0.15
@@ -46,6 +46,9 @@ class Producer(Protocol):
     def copy_on(self, stream: Any, array: Any) -> Any:
         """Enqueue a copy of the array on a stream; the copy."""
 
+    def busy(self) -> bool:
+        """Whether the current stream still has work."""
+
     def numbers(self, array: Any) -> Any:
         """Wait for the device and give an array's numbers (NumPy)."""
 
@@ -66,13 +69,14 @@ class Torch:
         self.device = f"cuda:{DEVICE}"
         self.stream = None
         torch.cuda.set_device(DEVICE)
-        self._clock_khz = torch.cuda.get_device_properties(DEVICE).clock_rate
+        # In kHz; torch tells it from 2.7 on, and an older one spins about as long by this.
+        self._clock = getattr(torch.cuda.get_device_properties(DEVICE), "clock_rate", 1_700_000)
 
     def array(self) -> Any:
         return self.torch.zeros(COUNT, dtype=self.torch.float32, device=self.device)
 
     def write_slowly(self, array: Any, value: float) -> None:
-        self.torch.cuda._sleep(int(self._clock_khz * 1e3 * BUSY_S))
+        self.torch.cuda._sleep(int(self._clock * 1e3 * BUSY_S))
         array.fill_(value)
 
     def consumers(self) -> list[Any]:
@@ -81,6 +85,9 @@ class Torch:
     def copy_on(self, stream: Any, array: Any) -> Any:
         with self.torch.cuda.stream(stream):
             return array.clone()
+
+    def busy(self) -> bool:
+        return not self.torch.cuda.current_stream().query()
 
     def numbers(self, array: Any) -> Any:
         self.torch.cuda.synchronize()
@@ -121,6 +128,9 @@ class Cupy:
         with stream:
             return array.copy()
 
+    def busy(self) -> bool:
+        return not self.cupy.cuda.get_current_stream().done
+
     def numbers(self, array: Any) -> Any:
         self.cupy.cuda.Device(DEVICE).synchronize()
         return self.cupy.asnumpy(array)
@@ -154,6 +164,9 @@ class Numpy:
         target = np.zeros(COUNT, np.float32)
         self._copy(target, array, stream)
         return target
+
+    def busy(self) -> bool:
+        return bool(self.stage.api.cuStreamQuery(self.stream) == NOT_READY)
 
     def numbers(self, array: Any) -> Any:
         for stream in self._streams:

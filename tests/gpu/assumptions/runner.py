@@ -82,7 +82,9 @@ class Runner:
             place = Path(folder)
             children = [
                 _Child(
-                    Task(assumption.name, case.arguments, self.engine, group, case.ranks, folder),
+                    Task(
+                        assumption.name, case.arguments, self.engine, group, case.ranks, folder
+                    ),
                     self._environment(case),
                 )
                 for group in groups

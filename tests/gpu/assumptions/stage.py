@@ -45,6 +45,7 @@ class Word:
 class Shared:
     """What the ranks of one process have in common."""
 
+    ranks: int
     issue: threading.Lock = field(default_factory=threading.Lock)
     """Held while a rank launches on the device, where calls cannot wait for peers."""
 
@@ -116,17 +117,13 @@ class Stage:
             self._used = 0
         host = self._page + self._used
         self._used += SLOT
-        device = self.api.made(
-            "cuMemHostGetDevicePointer_v2", host, 0, kind=ctypes.c_ulonglong
-        )
+        device = self.api.made("cuMemHostGetDevicePointer_v2", host, 0, kind=ctypes.c_ulonglong)
         return Word(host, device)
 
     def hold(self, stream: int) -> Word:
         """Hold a stream until the word that is given becomes 1 or more."""
         word = self.word()
-        self.api.call(
-            "cuStreamWaitValue32_v2", stream, word.device, 1, abi.GREATER_OR_EQUAL
-        )
+        self.api.call("cuStreamWaitValue32_v2", stream, word.device, 1, abi.GREATER_OR_EQUAL)
         return word
 
     def fill(self, pointer: int, value: float, count: int, stream: int) -> None:
@@ -165,7 +162,9 @@ class Stage:
         try:
             return self.join()
         except CallError as error:
-            raise NotTried(f"no communicator of {self.ranks} ranks on one GPU: {error}") from error
+            raise NotTried(
+                f"no communicator of {self.ranks} ranks on one GPU: {error}"
+            ) from error
 
     def join(self) -> int:
         """As `communicator`, but what NCCL answers is what is raised."""
