@@ -242,9 +242,9 @@ struct ncclComm {
     host_bell_t quiet;        /* rung when one of these two may have become 0, and by abort */
     struct ncclComm *parent;  /* while it is being split off: the parent's abort ends it too */
     bool finalize_called, finalized;
-    bool reclaim_queued; /* destroyed or aborted, if the group it was done in does not fail */
-    uint32_t arrival;    /* of the last chunk; only the kernel whose turn it is counts on */
-    uint64_t sequence;   /* collectives launched */
+    _Atomic bool reclaim_queued; /* destroyed or aborted, if the group it was done in does not fail */
+    uint32_t arrival;            /* of the last chunk; only the kernel whose turn it is counts on */
+    uint64_t sequence;           /* collectives launched */
     uint32_t splits;
     uint32_t sent[HOST_MAX_RANKS], received[HOST_MAX_RANKS]; /* messages launched, by peer */
     bool connected[HOST_COLLECTIVES], met[HOST_MAX_RANKS];
@@ -274,6 +274,10 @@ void host_comm_settle(ncclComm_t comm);
 static inline bool host_comm_stopped(const struct ncclComm *comm) {
     return atomic_load_explicit(&comm->stop, memory_order_seq_cst) != 0;
 }
+/* A call that is short stays inside between these two, so that an abort by another thread waits for its end.
+ * Not to be released by who did not get success. */
+ncclResult_t host_comm_pin(ncclComm_t comm, const char *function);
+void host_comm_unpin(ncclComm_t comm);
 /* A call that will wait: false if the communicator is being aborted already. */
 bool host_comm_enter_call(ncclComm_t comm);
 void host_comm_leave_call(ncclComm_t comm);
@@ -318,6 +322,7 @@ typedef struct host_job {
 typedef struct host_plan {
     struct host_plan *next;
     ncclComm_t comm;
+    uint64_t hash;                       /* the clique's */
     host_task_t *collectives, *messages; /* in the order of the calls */
     host_task_t **last_collective, **last_message;
     CUstream *streams; /* distinct, in the order in which they were first seen */

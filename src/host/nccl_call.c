@@ -69,6 +69,17 @@ static ncclResult_t run_solo(ncclComm_t comm, const host_task_t *task) {
     return host_kernel_submit(host_solo_new(task), comm, task->stream);
 }
 
+static ncclResult_t perform(ncclComm_t comm, const host_task_t *task) {
+    bool collective = task->function < HOST_COLLECTIVES;
+    if (collective && task->count == 0) /* dropped here, whatever the other ranks do */
+        return ncclSuccess;
+    if (collective && comm->ranks == 1)
+        return run_solo(comm, task);
+    if (host_group_depth() > 0)
+        return host_group_add_task(comm, task);
+    return host_launch_one(comm, task);
+}
+
 static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *task) {
     host_entry_t entry;
     ncclResult_t result = host_entry_begin(&entry, function, comm);
@@ -80,21 +91,15 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
     record->stream = (uint64_t)(uintptr_t)task->stream;
     record->object = (uint64_t)(uintptr_t)(task->recv != NULL ? task->recv : task->send);
     if (result == ncclSuccess)
-        result = host_comm_check(comm, function);
-    if (result == ncclSuccess)
+        result = host_comm_pin(comm, function);
+    if (result == ncclSuccess) {
         result = check(function, comm, task);
-    bool collective = task->function < HOST_COLLECTIVES;
-    if (result == ncclSuccess &&
-        !(collective && task->count == 0)) { /* a collective of nothing is dropped here */
-        if (collective && comm->ranks == 1)
-            result = run_solo(comm, task);
-        else if (host_group_depth() > 0)
-            result = host_group_add_task(comm, task);
-        else
-            result = host_launch_one(comm, task);
+        if (result == ncclSuccess)
+            result = perform(comm, task);
+        if (result == ncclSuccess && host_group_depth() == 0)
+            result = host_comm_progress(comm, result);
+        host_comm_unpin(comm);
     }
-    if (result == ncclSuccess && host_group_depth() == 0)
-        result = host_comm_progress(comm, result);
     host_group_poison(result);
     return host_entry_end(&entry, result);
 }

@@ -90,7 +90,7 @@ void host_comm_release(ncclComm_t comm) {
 ncclResult_t host_comm_check(ncclComm_t comm, const char *function) {
     if (comm == NULL)
         return host_fail(ncclInvalidArgument, "%s: the communicator is NULL", function);
-    uint64_t magic = atomic_load_explicit(&comm->magic, memory_order_relaxed);
+    uint64_t magic = atomic_load_explicit(&comm->magic, memory_order_seq_cst);
     if (magic == HOST_COMM_DEAD)
         return host_fail(ncclInvalidArgument, "%s: the communicator was destroyed or aborted before",
                          function);
@@ -151,6 +151,25 @@ void host_comm_stop(ncclComm_t comm) {
     }
     pthread_mutex_unlock(&order->lock);
     host_bell_ring(&order->bell);
+}
+
+/* The order of the two looks at the magic number matters: whoever reclaims marks the handle first, and then
+ * waits for those who are inside. */
+ncclResult_t host_comm_pin(ncclComm_t comm, const char *function) {
+    ncclResult_t result = host_comm_check(comm, function);
+    if (result != ncclSuccess)
+        return result;
+    atomic_fetch_add(&comm->callers, 1);
+    result = host_comm_check(comm, function);
+    if (result != ncclSuccess)
+        host_comm_unpin(comm);
+    return result;
+}
+
+void host_comm_unpin(ncclComm_t comm) {
+    atomic_fetch_sub(&comm->callers, 1);
+    if (host_comm_stopped(comm))
+        host_bell_ring(&comm->quiet);
 }
 
 bool host_comm_begin(ncclComm_t comm) {

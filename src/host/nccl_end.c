@@ -65,9 +65,7 @@ static void undo_finalize(host_job_t *job) {
 }
 
 static ncclResult_t queue_finalize(ncclComm_t comm) {
-    ncclResult_t result = host_comm_check(comm, "ncclCommFinalize");
-    if (result == ncclSuccess)
-        result = host_comm_ready(comm, "ncclCommFinalize");
+    ncclResult_t result = host_comm_ready(comm, "ncclCommFinalize");
     if (result != ncclSuccess)
         return result;
     if (comm->finalize_called)
@@ -83,7 +81,12 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     ncclResult_t result = host_entry_begin(&entry, "ncclCommFinalize", comm);
     if (result == ncclSuccess && comm != NULL) {
         host_group_start();
-        result = host_comm_progress(comm, host_group_close(queue_finalize(comm)));
+        result = host_comm_pin(comm, "ncclCommFinalize");
+        if (result == ncclSuccess) {
+            result = queue_finalize(comm);
+            host_comm_unpin(comm);
+        }
+        result = host_comm_progress(comm, host_group_close(result));
     }
     return host_entry_end(&entry, result);
 }
@@ -159,7 +162,7 @@ static ncclResult_t reclaim(ncclComm_t comm) {
 }
 
 static void undo_reclaim(host_job_t *job) {
-    job->comm->reclaim_queued = false;
+    atomic_store(&job->comm->reclaim_queued, false);
 }
 
 static ncclResult_t run_reclaim(host_job_t *job, const char *site) {
@@ -180,11 +183,12 @@ static ncclResult_t run_abort(host_job_t *job) {
 
 static ncclResult_t queue_reclaim(ncclComm_t comm, const char *function,
                                   ncclResult_t (*run)(host_job_t *job)) {
-    if (comm->reclaim_queued)
+    if (atomic_exchange(&comm->reclaim_queued, true))
         return host_fail(ncclInvalidArgument, "%s: the communicator is on its way out already", function);
     host_job_t job = {.run = run, .undo = undo_reclaim, .comm = comm, .function = function};
     ncclResult_t result = host_group_add_job(&job);
-    comm->reclaim_queued = result == ncclSuccess;
+    if (result != ncclSuccess)
+        undo_reclaim(&job);
     return result;
 }
 
@@ -195,12 +199,15 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (result != ncclSuccess || comm == NULL)
         return host_entry_end(&entry, result);
     host_group_start();
-    result = host_comm_check(comm, name);
-    if (result == ncclSuccess)
+    result = host_comm_pin(comm, name);
+    bool leaks = host_config()->quirk_depth_leak;
+    if (result == ncclSuccess) {
         result = host_comm_ready(comm, name);
-    bool leaks = result != ncclSuccess && host_config()->quirk_depth_leak;
-    if (result == ncclSuccess)
-        result = queue_reclaim(comm, name, run_destroy);
+        leaks = leaks && result != ncclSuccess;
+        if (result == ncclSuccess)
+            result = queue_reclaim(comm, name, run_destroy);
+        host_comm_unpin(comm);
+    }
     if (!leaks)
         result = host_group_close(result);
     return host_entry_end(&entry, result);
@@ -213,10 +220,11 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (result != ncclSuccess || comm == NULL)
         return host_entry_end(&entry, result);
     host_group_start();
-    result = host_comm_check(comm, name);
+    result = host_comm_pin(comm, name);
     if (result == ncclSuccess) {
         host_comm_stop(comm); /* at once, also inside a group; only the reclaim waits for its end */
         result = queue_reclaim(comm, name, run_abort);
+        host_comm_unpin(comm);
     }
     result = host_group_close(result);
     return host_entry_end(&entry, result);

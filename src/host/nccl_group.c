@@ -52,6 +52,8 @@ static host_plan_t *plan_of(ncclComm_t comm) {
     host_plan_t *plan = calloc(1, sizeof *plan);
     if (plan == NULL)
         return NULL;
+    host_clique_t *clique = atomic_load(&comm->clique);
+    plan->hash = clique != NULL ? clique->hash : 0;
     plan->comm = comm;
     plan->last_collective = &plan->collectives;
     plan->last_message = &plan->messages;

@@ -76,7 +76,7 @@ ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
     ncclResult_t result = host_contact_one(comm, task);
     if (result != ncclSuccess || host_comm_stopped(comm))
         return result;
-    int before, device = comm->device; /* the communicator may be gone once its kernel is launched */
+    int before, device = comm->device;
     result = take_device(device);
     if (result != ncclSuccess)
         return result;
@@ -92,9 +92,7 @@ ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
 /* ---- groups -------------------------------------------------------------------------------------- */
 
 static bool goes_before(const host_plan_t *a, const host_plan_t *b) {
-    host_clique_t *first = atomic_load(&a->comm->clique), *second = atomic_load(&b->comm->clique);
-    uint64_t hash_a = first != NULL ? first->hash : 0, hash_b = second != NULL ? second->hash : 0;
-    return hash_a != hash_b ? hash_a < hash_b : a->comm->rank < b->comm->rank;
+    return a->hash != b->hash ? a->hash < b->hash : a->comm->rank < b->comm->rank;
 }
 
 static void sort_plans(host_plan_t **plans) {

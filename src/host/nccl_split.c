@@ -120,14 +120,12 @@ static ncclResult_t run_split(host_job_t *job) {
     return result;
 }
 
+/* The communicator is pinned. */
 static ncclResult_t queue_split(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
                                 const ncclConfig_t *config) {
-    ncclResult_t result = host_comm_check(comm, "ncclCommSplit");
-    if (result != ncclSuccess)
-        return result;
     if (newcomm == NULL)
         return host_fail(ncclInvalidArgument, "ncclCommSplit: the pointer for the new communicator is NULL");
-    result = host_comm_ready(comm, "ncclCommSplit");
+    ncclResult_t result = host_comm_ready(comm, "ncclCommSplit");
     if (result != ncclSuccess)
         return result;
     *newcomm = NULL;
@@ -150,7 +148,12 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
     entry.record.count = (uint64_t)key;
     if (result == ncclSuccess) {
         host_group_start();
-        result = host_group_close(queue_split(comm, color, key, newcomm, config));
+        result = host_comm_pin(comm, "ncclCommSplit");
+        if (result == ncclSuccess) {
+            result = queue_split(comm, color, key, newcomm, config);
+            host_comm_unpin(comm);
+        }
+        result = host_group_close(result);
     }
     return host_entry_end(&entry, result);
 }
