@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from . import abi
@@ -67,7 +67,7 @@ class Calls:
         self.times[label] = took
         return took
 
-    def waited(self, which: str, kinds: tuple[str, ...]) -> list[str]:
+    def waited(self, which: str, kinds: Sequence[str]) -> list[str]:
         """The kinds whose first or second call of a size waited for rank 1."""
         return [kind for kind in kinds if self.times[f"{kind}, {which}"] > WAITED_S]
 
@@ -85,17 +85,18 @@ KINDS = (
 )
 
 
-def run(stage: Stage, at_init: bool) -> None:
+def run(stage: Stage, at_init: bool, kinds: Sequence[str] = KINDS) -> None:
     """Two calls of each kind and size, each with the peer late; then registered buffers.
 
     Args:
         stage: two ranks.
         at_init: connections are made at init (NCCL_RUNTIME_CONNECT=0).
+        kinds: the functions to call; one that this NCCL lacks is left out.
     """
     comm = stage.communicator()
     nbytes = stage.ranks * 4 * max(count for _, count in SIZES)
     calls = Calls(stage, comm, stage.stream(), stage.memory(nbytes), stage.memory(nbytes))
-    kinds = tuple(kind for kind in KINDS if _has(stage, kind))
+    kinds = [kind for kind in kinds if _has(stage, kind)]
     for kind in kinds:
         for size, count in SIZES:
             for time_of in ("first", "second"):
@@ -112,7 +113,7 @@ def _has(stage: Stage, kind: str) -> bool:
         return False
 
 
-def _report(stage: Stage, calls: Calls, kinds: tuple[str, ...], at_init: bool) -> None:
+def _report(stage: Stage, calls: Calls, kinds: Sequence[str], at_init: bool) -> None:
     note = stage.notebook
     small, large = (size for size, _ in SIZES)
     first_small = calls.waited(f"first of {small}", kinds)
