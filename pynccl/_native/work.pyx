@@ -343,7 +343,9 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
             if known is reactor:
                 # The list is emptied of those that were cancelled, so that a loop of time-outs
                 # does not fill it.
-                (<list>futures)[:] = [f for f in futures if type(f) is tuple or not f.done()]
+                (<list>futures)[:] = [
+                    f for f in futures if not (f[0] if type(f) is tuple else f).done()
+                ]
                 (<list>futures).append(future)
                 return not pn_op_finished(&work.c)
     else:
