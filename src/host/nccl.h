@@ -360,7 +360,8 @@ struct host_kernel {
     uint64_t ticket;
     host_clique_t *clique; /* held from the first step to the release */
     bool solo;             /* needs no turn: a communicator of one rank */
-    bool stuck;            /* until aborted */
+    bool started;
+    bool stuck; /* until aborted */
     bool on_device;
     int64_t not_before; /* by an injected delay */
     int64_t next_look;

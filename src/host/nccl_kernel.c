@@ -62,7 +62,7 @@ static bool take_fault(host_kernel_t *kernel) {
 
 /* Several ranks on one device run at the same time, as they do on a GPU that has room for them. */
 static bool enter_device(host_kernel_t *kernel) {
-    if (kernel->on_device || kernel->solo || host_config()->multi_rank)
+    if (kernel->on_device || host_config()->multi_rank)
         return true;
     kernel->on_device = host_device_enter(kernel->work.device, &kernel->work);
     return kernel->on_device;
@@ -72,18 +72,21 @@ static bool enter_device(host_kernel_t *kernel) {
 static host_progress_t start(host_kernel_t *kernel, bool *failed) {
     ncclComm_t comm = kernel->comm;
     host_work_t *work = &kernel->work;
-    if (!kernel->solo) {
-        work->bell = &comm->order->bell;
-        work->bell_seen = host_bell_look(work->bell);
-        if (atomic_load_explicit(&comm->order->turn, memory_order_acquire) != kernel->ticket)
-            return HOST_BLOCKED;
-    }
+    work->bell = &comm->order->bell;
+    work->bell_seen = host_bell_look(work->bell);
+    if (atomic_load_explicit(&comm->order->turn, memory_order_acquire) != kernel->ticket)
+        return HOST_BLOCKED;
     if (!enter_device(kernel))
         return HOST_BLOCKED;
     kernel->clique = atomic_load(&comm->clique);
     host_clique_hold(kernel->clique);
     *failed = take_fault(kernel);
     return HOST_DONE;
+}
+
+static bool is_delayed(host_kernel_t *kernel) {
+    kernel->work.unrung = kernel->not_before != 0 && host_now_ns() < kernel->not_before;
+    return kernel->work.unrung;
 }
 
 /* What a blocked kernel does now and then: it may wait for somebody who is gone. */
@@ -112,12 +115,8 @@ static host_progress_t run(host_kernel_t *kernel) {
     }
     work->bell = &comm->area->bell;
     work->bell_seen = host_bell_look(work->bell);
-    if (kernel->not_before != 0) {
-        work->unrung = host_now_ns() < kernel->not_before;
-        if (work->unrung)
-            return HOST_BLOCKED;
-        kernel->not_before = 0;
-    }
+    if (is_delayed(kernel))
+        return HOST_BLOCKED;
     if (!kernel->stuck && kernel->advance(kernel) == HOST_DONE)
         return HOST_DONE;
     look_around(kernel);
@@ -143,18 +142,33 @@ static host_progress_t step(host_work_t *work) {
         return HOST_BLOCKED;
     }
     leave(kernel);
-    if (!kernel->solo) {
-        atomic_store_explicit(&comm->order->turn, kernel->ticket + 1, memory_order_release);
-        host_bell_ring(&comm->order->bell);
-    }
+    atomic_store_explicit(&comm->order->turn, kernel->ticket + 1, memory_order_release);
+    host_bell_ring(&comm->order->bell);
     host_comm_end(comm);
     return HOST_DONE;
+}
+
+/* On a communicator of one rank NCCL copies on the user's stream: in no order but the stream's, and whatever
+ * has become of the communicator meanwhile. Only what a fault holds up ends with an abort. */
+static host_progress_t step_solo(host_work_t *work) {
+    host_kernel_t *kernel = (host_kernel_t *)(void *)work;
+    ncclComm_t comm = kernel->comm;
+    work->bell = &comm->order->bell;
+    work->bell_seen = host_bell_look(work->bell);
+    if (!kernel->started) {
+        kernel->started = true;
+        if (take_fault(kernel))
+            return HOST_DONE;
+    }
+    if (is_delayed(kernel) || kernel->stuck)
+        return host_comm_stopped(comm) ? HOST_DONE : HOST_BLOCKED;
+    return kernel->advance(kernel);
 }
 
 ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream stream) {
     if (kernel == NULL)
         return host_fail(ncclSystemError, "out of memory");
-    kernel->work.step = step;
+    kernel->work.step = kernel->solo ? step_solo : step;
     kernel->work.release = release;
     kernel->work.kind = HOST_WORK_KERNEL;
     kernel->comm = comm;

@@ -348,3 +348,47 @@ def test_split_of_no_communicator(engine, temper):
     child = ctypes.c_void_p(1)
     assert engine.ncclCommSplit(None, 0, 0, ctypes.byref(child), None) == ARGUMENT
     assert engine.ncclGroupEnd() == USAGE
+
+
+def behind_a_gate(rank: Rank) -> None:
+    """One rank's collective is a copy on the user's stream: no order but the stream's."""
+    engine = rank.engine
+    word = engine.allocate(4)
+    gate = ctypes.c_uint32.from_address(word)
+    gate.value = 0
+    other = engine.stream()
+    engine.must("cuStreamWaitValue32_v2", rank.stream, word, 1, 0)
+    x, y, z = np.arange(4, dtype=np.float32), np.zeros(4, np.float32), np.zeros(4, np.float32)
+    assert rank.all_reduce(x, y) == 0
+    arguments = (x.ctypes.data, z.ctypes.data, 4, FLOAT32, SUM, rank.comm, other)
+    rank.must("ncclAllReduce", *arguments)
+    engine.must("cuStreamSynchronize", other)
+    assert (z == x).all()
+    rank.must("ncclCommDestroy", rank.comm)
+    assert (y == 0).all()
+    gate.value = 1
+    rank.synchronize()
+    assert (y == x).all()
+    engine.must("cuMemFree_v2", word)
+    for stream in (other, rank.stream):
+        engine.must("cuStreamDestroy_v2", stream)
+
+
+def test_one_rank_copies_on_the_stream_of_the_user(engine, temper):
+    nccl_ranks.run_threads(engine, 1, behind_a_gate)
+
+
+def at_once(rank: Rank) -> None:
+    """On one rank a collective runs at its call, also in a group that fails later."""
+    x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    rank.must("ncclGroupStart")
+    assert rank.all_reduce(x, y) == 0
+    rank.synchronize()
+    assert (y == x).all()
+    assert rank.engine.ncclAllReduce(None, None, 1, 99, SUM, rank.comm, None) == ARGUMENT
+    assert rank.engine.ncclGroupEnd() == ARGUMENT
+    rank.finish()
+
+
+def test_one_rank_does_not_wait_for_the_group(engine, temper):
+    nccl_ranks.run_threads(engine, 1, at_once)
