@@ -164,8 +164,8 @@ def _abort_under_graph(stage: Stage, comm: int, made: int, graph: ctypes.c_void_
     api, note = stage.api, stage.notebook
 
     def abort() -> int:
-        code = api.ncclCommAbort(comm)
-        return int(code)
+        codes = [api.ncclGroupStart(), api.ncclCommAbort(comm), api.ncclGroupEnd()]
+        return int(max(codes))
 
     note.doing("ncclCommAbort with a captured graph alive")
     thread = Inside(stage, abort)
