@@ -6,8 +6,8 @@
 2. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and
    by the reaper thread for what nobody else has drained within 10 ms.
 3. Each loop has one eventfd and one mailbox. A wait's token holds its Reactor, so that a
-   mailbox outlives every wait that is addressed to it; what was addressed to a closed loop is
-   swept away.
+   mailbox outlives every wait that is addressed to it. The mailbox of a loop that was closed
+   meanwhile is emptied by drain_done until nothing is addressed to it any more.
 """
 
 from cpython.mem cimport PyMem_Free
@@ -53,6 +53,9 @@ cdef int drain_done() except -1:
         held.keep = None
         Py_DECREF(held)
         op = following
+    # An operation is put on the done list after its waits into their mailboxes.
+    if orphans:
+        empty_orphans()
     return 0
 
 
@@ -90,6 +93,8 @@ def stop_reaper():
 # ---- loops -----------------------------------------------------------------------------------
 
 cdef dict reactors = {}
+# Those of closed loops to which waits are still addressed.
+cdef list orphans = []
 
 
 cdef class Reactor:
@@ -116,6 +121,7 @@ cdef class Reactor:
         mine = not closed and running_loop() is loop
         while wait != NULL:
             following = wait.next
+            self.waiting -= 1
             if mine:
                 pn_suspended(-1)
             _, work, futures = <tuple>wait.token
@@ -139,13 +145,38 @@ cdef class Reactor:
             drain_done()
 
 
+cdef class Doorbell:
+    """What a loop's selector holds. It dies when the loop is closed, and its reactor retires."""
+
+    cdef Reactor reactor
+
+    def __init__(self, Reactor reactor):
+        self.reactor = reactor
+
+    def __call__(self):
+        self.reactor.on_readable()
+
+    def __del__(self):
+        sweep()
+
+
 def sweep():
-    """Forget the loops that were closed, and what was still addressed to them."""
+    """Forget the loops that were closed."""
     for key, reactor in list(reactors.items()):
         loop = (<Reactor>reactor).loop()
         if loop is None or loop.is_closed():
-            (<Reactor>reactor).drain_box()
-            reactors.pop(key, None)
+            if reactors.pop(key, None) is reactor:
+                orphans.append(reactor)
+    empty_orphans()
+
+
+cdef int empty_orphans() except -1:
+    """Drop what was addressed to closed loops; forget those to which nothing is any more."""
+    for reactor in list(orphans):
+        (<Reactor>reactor).drain_box()
+        if not (<Reactor>reactor).waiting and reactor in orphans:
+            orphans.remove(reactor)
+    return 0
 
 
 cdef Reactor reactor_of(object loop):
@@ -154,6 +185,6 @@ cdef Reactor reactor_of(object loop):
         return found
     sweep()
     made = Reactor(loop)
-    loop.add_reader((<Reactor>made).box.fd, made.on_readable)
+    loop.add_reader((<Reactor>made).box.fd, Doorbell(made))
     reactors[id(loop)] = made
     return made

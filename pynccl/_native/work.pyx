@@ -364,6 +364,7 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
         Py_DECREF(token)
         PyMem_Free(wait)
         return False
+    reactor.waiting += 1
     pn_suspended(1)
     work.waits.append((reactor, futures))
     return True
