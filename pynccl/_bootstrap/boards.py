@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 from typing import Protocol
 
@@ -98,6 +99,8 @@ class FileBoard:
         except FileNotFoundError:
             return None
         except OSError as exc:
+            if exc.errno == errno.ESTALE:  # NFS: rank 0 has just replaced the file
+                return None
             raise BootstrapError(f"cannot read {self._path}: {exc.strerror or exc}") from exc
         return Endpoint.load(data)
 

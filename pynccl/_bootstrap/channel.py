@@ -160,14 +160,14 @@ class Channel(asyncio.Protocol):
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Let the kernel find a dead host or a cut cable within about 15 s; send small frames now.
+    """Let the kernel find a dead host or a cut cable in half a minute; send small frames now.
 
     The kernel, not a heartbeat of ours: it answers for a process whose loop is busy (loading a
     model, compiling), and such a peer is not lost.
     """
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     tuning = (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
-    for name, value in (*tuning, ("TCP_USER_TIMEOUT", 15_000)):
+    for name, value in (*tuning, ("TCP_USER_TIMEOUT", 30_000)):
         if (option := getattr(socket, name, None)) is not None:
             options.append((socket.IPPROTO_TCP, option, value))
     for level, option, value in options:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import queue
 import secrets
 import sys
@@ -32,11 +33,12 @@ from pynccl.errors import ConfigError
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 
+log = logging.getLogger("pynccl.bootstrap")
+
 POLL_SECONDS = 0.001
 FLUSH_SECONDS = 1.0
 TAG_ASK, TAG_ANSWER = 1, 2
 TICKET_BYTES = 16
-ANSWER_BYTES = 4096
 
 
 class MpiBoard:
@@ -63,17 +65,16 @@ class MpiBoard:
     async def look(self) -> Endpoint | None:
         """Ask rank 0 and wait for its answer."""
         await self._check_place()
-        stop = threading.Event()
-        try:
-            return await _run(lambda: self._ask(stop))
-        finally:
-            stop.set()
+        return await _run(self._ask)
 
     async def clear(self) -> None:
         """Answer no more."""
         self._stop.set()
         if self._serving is not None:
-            await self._serving
+            try:
+                await self._serving
+            except Exception:  # gathering is over, and says itself how it ended
+                log.exception("answering over MPI failed")
 
     async def _check_place(self) -> None:
         rank, size = await place()
@@ -102,23 +103,23 @@ class MpiBoard:
             yield
         _unfinished.extend(sending)
 
-    def _ask(self, stop: threading.Event) -> Steps[Endpoint | None]:
+    def _ask(self) -> Steps[Endpoint | None]:
         mpi, comm = yield from _world()
+        _unfinished[:] = [item for item in _unfinished if not item[0].Test()]
         ticket = secrets.token_bytes(TICKET_BYTES)
         asking = comm.Isend([ticket, mpi.BYTE], 0, TAG_ASK)
         status = mpi.Status()
-        endpoint = None
-        while not stop.is_set():
-            if comm.Iprobe(0, TAG_ANSWER, status):
-                reply = bytearray(status.Get_count(mpi.BYTE))
-                comm.Recv([reply, mpi.BYTE], 0, TAG_ANSWER)
-                if reply.startswith(ticket):
-                    endpoint = Endpoint.load(bytes(reply[TICKET_BYTES:]))
-                    break
-            yield
-        if not asking.Test():
-            _unfinished.append((asking, ticket))
-        return endpoint
+        try:
+            while True:
+                if comm.Iprobe(0, TAG_ANSWER, status):
+                    reply = bytearray(status.Get_count(mpi.BYTE))
+                    comm.Recv([reply, mpi.BYTE], 0, TAG_ANSWER)
+                    if reply.startswith(ticket):
+                        return Endpoint.load(bytes(reply[TICKET_BYTES:]))
+                yield
+        finally:  # also when whoever waits has given up
+            if not asking.Test():
+                _unfinished.append((asking, ticket))
 
 
 async def place() -> tuple[int, int]:
@@ -207,6 +208,9 @@ class _Job:
         try:
             if self._generator is None:
                 self._generator = self._steps()
+            if self._done.cancelled():
+                self._generator.close()
+                return True
             next(self._generator)
         except StopIteration as stop:
             self._settle(stop.value, None)

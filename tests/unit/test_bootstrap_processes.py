@@ -198,3 +198,11 @@ def test_nothing_optional_is_imported_and_no_thread_started() -> None:
         "assert asyncio.run(b.locate('env://', {})).size == 1\n"
     )
     subprocess.run([sys.executable, "-c", script], env=ENVIRON, check=True, timeout=30)
+
+
+def test_an_mpi_attempt_that_was_given_up_does_not_disturb_the_next() -> None:
+    """Rank 1 gives up twice before rank 0 comes again; old questions get no new answers."""
+    done = mpiexec({"address": "mpi://", "leave": True, "give_up": 2}, size=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split().count("joined") == 2
+    assert done.stdout.split().count("gave-up") == 2
