@@ -3,6 +3,7 @@ from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
 cdef class Operation:
     cdef pn_op_t c
     cdef object keep
+    cdef list waits         # pairs of (Reactor, futures), while it has not ended
 
 cdef class Reactor:
     cdef pn_mailbox_t *box

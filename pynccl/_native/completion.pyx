@@ -51,6 +51,7 @@ cdef int drain_done() except -1:
         following = op.next_done
         held = <Operation>op.owner
         held.keep = None
+        held.waits = None
         Py_DECREF(held)
         op = following
     # An operation is put on the done list after its waits into their mailboxes.

@@ -13,7 +13,6 @@ cdef class Work(Operation):
     cdef object error       # the exception, once it has been asked for
     cdef object group       # the group that records it and has not issued it yet
     cdef object timing      # two events, for a timed operation
-    cdef list waits         # pairs of (Reactor, futures)
     cdef bint converted
     cdef object __weakref__
     cdef bint poll(self) noexcept

@@ -366,7 +366,8 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
         return False
     reactor.waiting += 1
     pn_suspended(1)
-    work.waits.append((reactor, futures))
+    if work.waits is not None:  # it may have ended just now, and been drained elsewhere
+        work.waits.append((reactor, futures))
     return True
 
 
