@@ -43,8 +43,12 @@ static void finish(job_t *job, pn_outcome_t outcome) {
     pn_op_t *op = job->op;
     if (!op)
         return;
+    pn_link_t *pending = &op->comm->pending;
     pthread_mutex_lock(&op->comm->device->lock);
-    bool mine = !pn_op_finished(op);
+    /* A deadline that is striking just now has taken it out of the list before it fixes the outcome. */
+    bool mine = false;
+    for (pn_link_t *link = pending->next; link != pending && !mine; link = link->next)
+        mine = link == &op->in_comm;
     if (mine)
         pn_link_remove(&op->in_comm);
     pthread_mutex_unlock(&op->comm->device->lock);
@@ -89,9 +93,10 @@ static void *helper(void *argument) {
         job->comms[i]->handle = NULL;
         pthread_mutex_unlock(&job->comms[i]->handle_lock);
     }
-    finish(job, (pn_outcome_t){PN_OK, 0, NULL});
+    /* Gone before the abort is told to have ended: who awaited it finds the communicator closed. */
     for (int i = 0; i < job->count; i++)
         pn_comm_gone(job->comms[i]);
+    finish(job, (pn_outcome_t){PN_OK, 0, NULL});
 leave:
     for (int i = 0; i < job->count; i++)
         pn_comm_release(job->comms[i]);
@@ -117,7 +122,7 @@ void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns)
                 comm->references++;
             pthread_mutex_unlock(&comm->device->lock);
             if (wanted) {
-                pn_comm_fail(comm, NULL, (pn_outcome_t){PN_FROM_ABORT, 0, NULL}, PN_ABORTING, NULL);
+                pn_comm_fail(comm, 0, (pn_outcome_t){PN_FROM_ABORT, 0, NULL}, PN_ABORTING, NULL);
                 job->comms[job->count++] = comm;
             }
         }

@@ -281,9 +281,9 @@ void pn_comm_join_clique(pn_comm_t *comm, uint64_t key);
 /* The end of a communicator whose handle is gone: state, buffers in limbo, stream, lane. No lock held. */
 void pn_comm_gone(pn_comm_t *comm);
 void pn_comm_drop(pn_comm_t *comm); /* the owner's reference; aborts off-thread if it is still open */
-/* Fail every unfinished operation, `culprit` (or NULL) with `why` itself and the others with PN_FROM_COMM.
- * The first failure stays. Takes device->lock. */
-void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_t state, const char *detail);
+/* Fail every unfinished operation: the culprit (by its number; 0 for none) with `why` itself, the others with
+ * PN_FROM_COMM. The first failure stays. False, and nothing happens, if the culprit has ended meanwhile. */
+bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit, pn_outcome_t why, pn_state_t state, const char *detail);
 /* Fail what is pending now; then, on a helper thread, raise every abort flag in one native group, wait at
  * most `bound_ns` for threads inside a call, and reclaim. Finishes and releases `op` (or NULL): PN_OK, or
  * PN_FROM_ABORT if a handle had to be abandoned. */

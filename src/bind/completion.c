@@ -150,35 +150,52 @@ static bool ends(pn_track_t *track, pn_op_t **first, uint64_t *first_seq, CUeven
     return *first != NULL;
 }
 
+static pn_op_t *pending_with(pn_comm_t *comm, uint64_t seq) {
+    for (pn_link_t *link = comm->pending.next; link != &comm->pending; link = link->next)
+        if (PN_OWNER(link, pn_op_t, in_comm)->seq == seq)
+            return PN_OWNER(link, pn_op_t, in_comm);
+    return NULL;
+}
+
 /* The end of one operation that takes no communicator with it: a wait for a stream or an event. */
-static void end_alone(pn_op_t *op, uint64_t seq, pn_outcome_t why) {
-    pn_device_t *device = op->comm->device;
+static void end_alone(pn_comm_t *watcher, uint64_t seq, pn_outcome_t why) {
+    pn_device_t *device = watcher->device;
     pthread_mutex_lock(&device->lock);
-    bool there = !pn_link_empty(&op->in_track) && op->seq == seq;
-    if (there) {
+    pn_op_t *op = pending_with(watcher, seq);
+    if (op) {
         detach(op);
         pn_link_remove(&op->in_comm);
         recycle(op);
     }
     pthread_mutex_unlock(&device->lock);
-    if (there) {
+    if (op) {
         pn_op_finish(op, why);
         pn_op_release(op);
     }
 }
 
 /* A CUDA error is the context's: it never heals, and everything pending on the communicator is lost. */
-static void broken(pn_op_t *op, uint64_t seq, CUresult rc) {
-    pn_device_t *device = op->comm->device;
+static void broken(pn_track_t *track, pn_op_t *op, uint64_t seq, CUresult rc) {
+    pn_device_t *device = track->device;
+    pn_comm_t *comm = NULL;
+    bool alone = false;
     pthread_mutex_lock(&device->lock);
-    bool same = !pn_link_empty(&op->in_track) && op->seq == seq;
-    pn_comm_t *comm = op->comm;
-    bool alone = op->kind == PN_EVENT;
+    for (pn_link_t *link = track->ops.next; link != &track->ops && !comm; link = link->next)
+        if (PN_OWNER(link, pn_op_t, in_track) == op && op->seq == seq)
+            comm = op->comm;
+    if (comm) {
+        alone = op->kind == PN_EVENT;
+        comm->references++; /* with its last operation, its owner may let it go */
+    }
     pthread_mutex_unlock(&device->lock);
-    if (same && alone)
-        end_alone(op, seq, (pn_outcome_t){PN_FROM_CUDA, (int)rc, "cuEventQuery"});
-    else if (same)
-        pn_comm_fail(comm, op, (pn_outcome_t){PN_FROM_CUDA, (int)rc, "cuEventQuery"}, PN_FAILED, NULL);
+    if (!comm)
+        return;
+    pn_outcome_t why = {PN_FROM_CUDA, (int)rc, "cuEventQuery"};
+    if (alone)
+        end_alone(comm, seq, why);
+    else
+        pn_comm_fail(comm, seq, why, PN_FAILED, NULL);
+    pn_comm_release(comm);
 }
 
 void pn_track_poll(pn_track_t *track) {
@@ -190,7 +207,7 @@ void pn_track_poll(pn_track_t *track) {
     if (!ends(track, &first, &first_seq, &first_event, &last, &last_seq, &last_event))
         return;
     if (pn_enter(device, &saved) != CUDA_SUCCESS) {
-        broken(first, first_seq, CUDA_ERROR_INVALID_CONTEXT);
+        broken(track, first, first_seq, CUDA_ERROR_INVALID_CONTEXT);
         return;
     }
     for (;;) {
@@ -198,7 +215,7 @@ void pn_track_poll(pn_track_t *track) {
         if (rc == CUDA_ERROR_NOT_READY)
             break;
         if (rc != CUDA_SUCCESS) {
-            broken(first, first_seq, rc);
+            broken(track, first, first_seq, rc);
             break;
         }
         /* The oldest is done; if the newest is too, so is all between, at the price of one more query. */
@@ -215,14 +232,23 @@ void pn_track_poll(pn_track_t *track) {
 /* ---- failure --------------------------------------------------------------------------------------------
  */
 
-void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_t state, const char *detail) {
+bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit_seq, pn_outcome_t why, pn_state_t state,
+                  const char *detail) {
     pn_device_t *device = comm->device;
     pn_link_t failed;
     pn_link_init(&failed);
     pthread_mutex_lock(&device->lock);
+    /* By number and not by address: it may have ended, and be gone, since somebody looked at it. */
+    pn_op_t *culprit = culprit_seq ? pending_with(comm, culprit_seq) : NULL;
+    if (culprit_seq && !culprit) {
+        pthread_mutex_unlock(&device->lock);
+        return false;
+    }
+    if (culprit)
+        culprit->detail = detail && *detail ? strdup(detail) : NULL;
     if (comm->failure.source == PN_OK) {
         comm->failure = why;
-        comm->culprit = culprit ? culprit->seq : 0;
+        comm->culprit = culprit_seq;
         comm->culprit_kind = culprit ? culprit->kind : 0;
         comm->failed_ns = pn_now_ns();
         snprintf(comm->detail, sizeof comm->detail, "%s", detail ? detail : "");
@@ -253,9 +279,12 @@ void pn_comm_fail(pn_comm_t *comm, pn_op_t *culprit, pn_outcome_t why, pn_state_
         if (!gone)
             pn_link_append(&comm->limbo, &op->in_comm);
         pthread_mutex_unlock(&device->lock);
-        if (gone)
+        if (gone) {
+            pn_op_recycle(op);
             pn_op_release(op);
+        }
     }
+    return true;
 }
 
 void pn_op_recycle(pn_op_t *op) {
@@ -280,7 +309,7 @@ static void poll_error(pn_comm_t *comm) {
     }
     pthread_mutex_unlock(&comm->handle_lock);
     if (state != ncclSuccess && state != ncclInProgress)
-        pn_comm_fail(comm, NULL, (pn_outcome_t){PN_FROM_NCCL, (int)state, "ncclCommGetAsyncError"}, PN_FAILED,
+        pn_comm_fail(comm, 0, (pn_outcome_t){PN_FROM_NCCL, (int)state, "ncclCommGetAsyncError"}, PN_FAILED,
                      detail);
 }
 
@@ -323,10 +352,11 @@ static void expire(pn_device_t *device, int64_t now) {
         pthread_mutex_unlock(&device->lock);
         if (!late)
             return;
+        pn_outcome_t why = {PN_FROM_DEADLINE, 0, NULL};
         if (alone)
-            end_alone(late, seq, (pn_outcome_t){PN_FROM_DEADLINE, 0, NULL});
+            end_alone(comm, seq, why);
         else
-            pn_comm_fail(comm, late, (pn_outcome_t){PN_FROM_DEADLINE, 0, NULL}, PN_FAILED, NULL);
+            pn_comm_fail(comm, seq, why, PN_FAILED, NULL);
     }
 }
 

@@ -40,12 +40,12 @@ static bool drained(pn_comm_t *comm, bool own_only) {
 static void end(pn_op_t *op, pn_outcome_t why, const char *detail) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
-    if (detail && *detail)
-        op->detail = strdup(detail);
     pthread_mutex_lock(&device->lock);
     bool mine = comm->state <= PN_CLOSING && !pn_op_finished(op);
-    if (mine)
+    if (mine) {
         pn_link_remove(&op->in_comm);
+        op->detail = detail && *detail ? strdup(detail) : NULL;
+    }
     pthread_mutex_unlock(&device->lock);
     if (mine) {
         pn_op_finish(op, why);
@@ -53,6 +53,7 @@ static void end(pn_op_t *op, pn_outcome_t why, const char *detail) {
     }
 }
 
+/* While we are inside, no abort releases the operation: it is touched between these two only. */
 static bool go_inside(pn_comm_t *comm) {
     pthread_mutex_lock(&comm->device->lock);
     bool go = comm->state <= PN_CLOSING;
@@ -102,13 +103,11 @@ static void run_init(pn_task_t *task, pn_comm_t *comm) {
     if (why.code == 0 && comm->state == PN_NEW)
         comm->state = PN_READY;
     pthread_mutex_unlock(&comm->device->lock);
-    if (why.code != 0) {
-        op->detail = *detail ? strdup(detail) : NULL;
-        pn_comm_fail(comm, op, why, PN_FAILED, detail);
-    }
-    come_out(comm);
-    if (why.code == 0)
+    if (why.code != 0)
+        pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
+    else
         end(op, (pn_outcome_t){PN_OK, 0, NULL}, NULL);
+    come_out(comm);
 }
 
 static void run_split(pn_task_t *task, pn_comm_t *comm) {
@@ -142,7 +141,6 @@ static void run_split(pn_task_t *task, pn_comm_t *comm) {
             why = (pn_outcome_t){PN_FROM_CUDA, (int)pn_comm_equip(child), "cuStreamCreateWithPriority"};
         }
     }
-    come_out(comm);
     if (why.code == 0) {
         pthread_mutex_lock(&comm->device->lock);
         if (member && child->state == PN_NEW)
@@ -157,8 +155,9 @@ static void run_split(pn_task_t *task, pn_comm_t *comm) {
     } else if (why.code == ncclInvalidArgument && why.source == PN_FROM_NCCL) {
         end(op, why, detail);
     } else {
-        pn_comm_fail(comm, op, why, PN_FAILED, detail);
+        pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
     }
+    come_out(comm);
     pn_comm_release(child);
 }
 
@@ -182,16 +181,16 @@ static void run_close(pn_task_t *task, pn_comm_t *comm) {
     if (why.code != 0) {
         last_error(comm, detail, sizeof detail);
         pn_repair_depth(comm);
-        pn_comm_fail(comm, op, why, PN_FAILED, detail);
+        pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
         come_out(comm);
         return;
     }
-    come_out(comm);
     pthread_mutex_lock(&comm->device->lock);
     bool mine = !pn_op_finished(op) && comm->state == PN_CLOSING;
     if (mine)
         pn_link_remove(&op->in_comm);
     pthread_mutex_unlock(&comm->device->lock);
+    come_out(comm);
     pn_comm_gone(comm); /* also after a deadline: the handle is gone, so nothing is left to abort */
     if (mine) {
         pn_op_finish(op, (pn_outcome_t){PN_OK, 0, NULL});

@@ -95,10 +95,8 @@ static bool harmless(pn_outcome_t why) {
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
-    if (detail && *detail)
-        op->detail = strdup(detail);
     if (!harmless(why)) {
-        pn_comm_fail(comm, op, why, PN_FAILED, detail);
+        pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
         pthread_mutex_lock(&device->lock);
         comm->inside--;
         pthread_mutex_unlock(&device->lock);
@@ -108,6 +106,7 @@ void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail) {
     comm->inside--;
     bool mine = comm->state == PN_READY || comm->state == PN_CLOSING;
     if (mine) {
+        op->detail = detail && *detail ? strdup(detail) : NULL;
         pn_link_remove(&op->in_comm);
         pn_link_remove(&op->in_order);
         pn_gates_open(op);
