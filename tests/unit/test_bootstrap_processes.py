@@ -143,21 +143,25 @@ def mpiexec(task: dict[str, object], size: int = 3) -> subprocess.CompletedProce
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     program = shutil.which("mpiexec", path=places)
     assert program is not None, "no mpiexec: install the test extra"
-    return subprocess.run(
-        [
-            *(program, "--oversubscribe", "-n", str(size)),
-            *(sys.executable, "-m", "support.meeting_child", json.dumps(task)),
-        ],
-        env={
-            **ENVIRON,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
-        capture_output=True,
+    command = [
+        *(program, "--oversubscribe", "-n", str(size)),
+        *(sys.executable, "-m", "support.meeting_child", json.dumps(task)),
+    ]
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with subprocess.Popen(
+        command,
+        env={**ENVIRON, **as_root},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=50,
-        check=False,
-    )
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=45)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # not kill: mpiexec has to end its ranks
+            out, err = process.communicate(timeout=10)
+            pytest.fail(f"mpiexec did not end: {out}{err}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 @pytest.mark.parametrize("address", ["env://", "mpi://"])
