@@ -224,22 +224,29 @@ async def create_all(
         raise ConfigError(f"all devices must be of one engine, not {list(devices)!r}")
     check_config(config)  # before an id is made, which nobody would use
     unique_id = await asyncio.to_thread(engine.unique_id)
-    made = await asyncio.gather(
-        *(
+    making = [
+        asyncio.ensure_future(
             Communicator._bring_up(
                 engine, ordinal, len(places), rank, unique_id, config, timeout
             )
-            for rank, (_, ordinal) in enumerate(places)
-        ),
-        return_exceptions=True,
-    )
-    errors = [one for one in made if isinstance(one, BaseException)]
-    comms = [one for one in made if isinstance(one, Communicator)]
-    if errors:
+        )
+        for rank, (_, ordinal) in enumerate(places)
+    ]
+    try:
+        done, _ = await asyncio.wait(making, return_when=asyncio.FIRST_EXCEPTION)
+        for one in making:
+            if one in done:
+                one.result()  # raises what went wrong
+        return [one.result() for one in making]
+    except BaseException:
+        # The others would wait for the one that failed until their deadline.
+        for one in making:
+            one.cancel()
+        made = await asyncio.gather(*making, return_exceptions=True)
+        comms = [one for one in made if isinstance(one, Communicator)]
         if comms:
             await abort_together(comms)
-        raise errors[0]
-    return comms
+        raise
 
 
 async def unique_id(device: str | int | None = None) -> bytes:
