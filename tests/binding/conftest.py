@@ -6,36 +6,19 @@ asyncio's debug mode.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import inspect
-import sys
 import time
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
+import loops
 import pytest
 
 import pynccl
 from pynccl import testing
 
-LOOPS = ["debug", "uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]
 COUNTS = ("operations", "communicators", "streams", "lanes", "aborts_running")
-
-
-def run_on(loop: str, main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end on a fresh loop of a kind."""
-    if loop == "uvloop":
-        import uvloop
-
-        uvloop.run(main)
-        return
-
-    async def eagerly() -> None:
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
-        await main
-
-    asyncio.run(eagerly() if loop == "eager" else main, debug=loop == "debug")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -45,7 +28,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = inspect.signature(function).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    run_on(pyfuncitem.funcargs.get("loop", "debug"), function(**arguments))
+    loops.run_on(pyfuncitem.funcargs.get("loop", "debug"), function(**arguments))
     return True
 
 
@@ -56,7 +39,7 @@ def temper(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(params=LOOPS)
+@pytest.fixture(params=loops.KINDS)
 def loop(request: pytest.FixtureRequest) -> str:
     """Run the test on each kind of event loop."""
     kind: str = request.param
