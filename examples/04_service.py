@@ -1,11 +1,14 @@
 """A service whose handler runs a matrix product over two ranks.
 
-    pip install starlette uvicorn httpx
-    python examples/04_service.py                 serves http://127.0.0.1:8000/product
-    python examples/04_service.py --drive 64      also sends itself 64 requests at once, and checks the answers
+It serves http://127.0.0.1:8000/product; with --drive it also sends itself requests, all at
+once, and checks the answers::
 
-The weight is split by rows between the ranks; each computes its part of x @ w, and an all-reduce adds the parts. The
-handler is one coroutine among many: while its all-reduce is under way the loop serves the others.
+    pip install starlette uvicorn httpx
+    python examples/04_service.py --drive 64
+
+The weight is split by rows between the ranks; each computes its part of x @ w, and an
+all-reduce adds the parts. The handler is one coroutine among many: while its all-reduce is
+under way the loop serves the others.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import AsyncIterator
 
 import httpx
 import numpy as np
@@ -51,14 +55,14 @@ def row(seed: int) -> np.ndarray:
 
 
 async def product(request: Request) -> JSONResponse:
-    """GET /product?seed=N"""
+    """Answer GET /product?seed=N."""
     model: Model = request.app.state.model
     y = await model.product(row(int(request.query_params.get("seed", "0"))))
     return JSONResponse({"y": [float(value) for value in y[:8]]})
 
 
 @contextlib.asynccontextmanager
-async def lifespan(app: Starlette):
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
     """The communicators live as long as the service."""
     comms = await pynccl.create_all([f"cpu:{i}" for i in range(RANKS)])
     app.state.model = Model(comms)
@@ -78,7 +82,7 @@ async def lag(worst: list[float]) -> None:
 
 
 async def client(port: int, requests: int) -> None:
-    """Another process: many requests at once over real sockets; every eighth is given up on the way."""
+    """Another process: many requests at once; every eighth is given up on the way."""
     model = Model([])
 
     async def ask(http: httpx.AsyncClient, seed: int) -> str:
@@ -103,7 +107,7 @@ async def serve(port: int, requests: int) -> None:
     server = uvicorn.Server(config)
     serving = asyncio.ensure_future(server.serve())
     if requests:
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         worst = [0.0]
         watch = asyncio.ensure_future(lag(worst))
@@ -117,6 +121,7 @@ async def serve(port: int, requests: int) -> None:
 
 
 async def main() -> None:
+    """Serve, or be the client."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--drive", type=int, default=0, metavar="N", help="requests to send")

@@ -7,8 +7,8 @@ cdef class Operation:
 
 cdef class Reactor:
     cdef pn_mailbox_t *box
-    cdef object loop        # a weak reference
-    cdef Py_ssize_t waiting # waits that are addressed to its mailbox, or lie in it
+    cdef object loop         # a weak reference
+    cdef Py_ssize_t waiting  # waits that are addressed to its mailbox, or lie in it
     cdef object __weakref__
     cdef int drain_box(self) except -1
 

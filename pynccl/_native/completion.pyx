@@ -147,7 +147,7 @@ cdef class Reactor:
 
 
 cdef class Doorbell:
-    """What a loop's selector holds. It dies when the loop is closed, and its reactor retires."""
+    """What a loop's selector holds: it dies when the loop is closed, and tells so."""
 
     cdef Reactor reactor
 
