@@ -229,6 +229,24 @@ def test_streams_of_a_group_form_one_barrier(engine, temper, ranks):
     nccl_ranks.run_threads(engine, ranks, many_in_a_group)
 
 
+def large_first(rank: Rank) -> None:
+    """Two operations of a group write the same place, and the smaller one is the last."""
+    small, large = np.full(1, 2, dtype=np.float32), np.full(100, 5, dtype=np.float32)
+    out = np.zeros(100, dtype=np.float32)
+    rank.must("ncclGroupStart")
+    assert rank.all_reduce(small, out, count=1) == 0
+    assert rank.all_reduce(large, out) == 0
+    rank.must("ncclGroupEnd")
+    rank.synchronize()
+    assert out[0] == 2 * rank.ranks
+    assert (out[1:] == 5 * rank.ranks).all()
+    rank.finish()
+
+
+def test_a_group_is_not_in_the_order_of_its_calls(engine, temper):
+    nccl_ranks.run_threads(engine, 2, large_first)
+
+
 def serial(rank: Rank) -> None:
     """Operations of one communicator follow one another, whatever streams they are on."""
     other = rank.engine.stream()

@@ -68,6 +68,19 @@ def some_work(rank: Rank) -> None:
     rank.finish()
 
 
+def leaves_nothing(rank: Rank) -> int:
+    some_work(rank)
+    nothing: dict[str, list[str]] = {"files": [], "maps": []}
+    left = settle(nothing)
+    return len(left["files"]) + len(left["maps"])
+
+
+def test_nothing_is_left_between_processes(engine, temper):
+    """Neither the segment nor what watches the process of the other rank."""
+    given = {"PYNCCL_HOST_TEMPER": temper}
+    assert nccl_ranks.run_processes(engine, 3, leaves_nothing, environment=given) == [0, 0, 0]
+
+
 def stuck_work(rank: Rank) -> None:
     x = np.ones(100_000, dtype=np.float32)
     if rank.rank == 0:
@@ -391,6 +404,14 @@ def leaves(rank: Rank) -> int:
 
 def test_finalize_hears_of_an_abort(engine, temper):
     assert nccl_ranks.run_processes(engine, 2, leaves) == [0, REMOTE]
+
+
+def test_finalize_hears_of_an_abort_in_the_same_process(engine, temper):
+    outs = init_all(engine, [(2, 0, 0), (2, 1, 1)])
+    nccl_ranks.must(engine, "ncclCommAbort", outs[0]["comm"])
+    assert engine.ncclCommFinalize(outs[1]["comm"]) == REMOTE
+    assert "rank 0 was aborted" in last_error(engine)
+    nccl_ranks.must(engine, "ncclCommAbort", outs[1]["comm"])
 
 
 # ---- the depth that some calls of NCCL leave behind
