@@ -54,7 +54,7 @@ class Communicator(Lifecycle):
         Raises:
             DeadlineError: the others did not come in time. ConfigError: a bad argument.
         """
-        engine, ordinal = _engines.resolve(device)
+        engine, ordinal = await asyncio.to_thread(_engines.resolve, device)
         return await cls._bring_up(engine, ordinal, size, rank, unique_id, config, timeout)
 
     @classmethod
@@ -70,7 +70,9 @@ class Communicator(Lifecycle):
     ) -> Communicator:
         if size < 1 or not 0 <= rank < size:
             raise ConfigError(f"rank {rank} of {size} ranks does not exist")
-        comm = cls(engine, ordinal, rank, size)
+        # The first use of a device makes its context, which takes a GPU some hundred
+        # milliseconds.
+        comm = await asyncio.to_thread(cls, engine, ordinal, rank, size)
         try:
             await comm.native_init(unique_id, config, timeout)
         except BaseException:
@@ -218,7 +220,8 @@ async def create_all(
     """
     if not devices:
         raise ConfigError("create_all needs at least one device")
-    places = [_engines.resolve(device) for device in devices]
+    # A first use opens libraries and asks the driver: not on the loop.
+    places = await asyncio.to_thread(lambda: [_engines.resolve(device) for device in devices])
     engine = places[0][0]
     if any(other is not engine for other, _ in places):
         raise ConfigError(f"all devices must be of one engine, not {list(devices)!r}")
@@ -255,8 +258,7 @@ async def unique_id(device: str | int | None = None) -> bytes:
     Make it on one rank, whose process must live until all are initialised, and hand it to the
     others.
     """
-    engine, _ = _engines.resolve(device)
-    made = await asyncio.to_thread(engine.unique_id)
+    made = await asyncio.to_thread(lambda: _engines.resolve(device)[0].unique_id())
     if len(made) != 128:
         raise UsageError(f"the engine gave a unique id of {len(made)} bytes")
     return bytes(made)

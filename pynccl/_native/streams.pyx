@@ -129,10 +129,13 @@ cdef class StreamHandle(DeviceObject):
         start_reaper()
 
     def __dealloc__(self):
+        cdef pn_enter_t saved
         if self.owned and self.c != NULL and not pn_forked:
             # Returns at once: what is on the stream runs to its end.
             with nogil:
-                self.engine.c.cuda.cuStreamDestroy_v2(self.c)
+                if pn_enter(self.device, &saved) == CUDA_SUCCESS:
+                    self.engine.c.cuda.cuStreamDestroy_v2(self.c)
+                    pn_leave(self.device, &saved)
 
     @property
     def handle(self):
@@ -234,9 +237,12 @@ cdef class EventHandle(DeviceObject):
         return made
 
     def __dealloc__(self):
+        cdef pn_enter_t saved
         if self.owned and self.c != NULL and not pn_forked:
             with nogil:
-                self.engine.c.cuda.cuEventDestroy_v2(self.c)
+                if pn_enter(self.device, &saved) == CUDA_SUCCESS:
+                    self.engine.c.cuda.cuEventDestroy_v2(self.c)
+                    pn_leave(self.device, &saved)
 
     @property
     def handle(self):
@@ -275,11 +281,15 @@ cdef class EventHandle(DeviceObject):
         """Seconds between two events that have both been reached (``cuEventElapsedTime``)."""
         cdef float milliseconds = 0
         cdef CUresult result
+        cdef pn_enter_t saved
         self.usable()
         if not (self.timing and since.timing):
             raise UsageError("elapsed() needs two events made with timing=True")
         with nogil:
-            result = self.engine.c.cuda.cuEventElapsedTime(&milliseconds, since.c, self.c)
+            result = pn_enter(self.device, &saved)
+            if result == CUDA_SUCCESS:
+                result = self.engine.c.cuda.cuEventElapsedTime(&milliseconds, since.c, self.c)
+                pn_leave(self.device, &saved)
         self.check(result, "cuEventElapsedTime")
         return milliseconds / 1e3
 

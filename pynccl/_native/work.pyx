@@ -377,22 +377,21 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
     result[0] = NULL
     if work.c.owner == NULL:
         work.submitted()
+    if not work.poll() and work.spin_ns and pn_may_spin():
+        with nogil:
+            pn_op_spin(&work.c, work.spin_ns)
     if not work.poll():
-        if work.spin_ns and pn_may_spin():
-            with nogil:
-                pn_op_spin(&work.c, work.spin_ns)
-        if not work.poll():
-            loop = running_loop()
-            if loop is None:
-                raise RuntimeError("awaiting a Work needs a running asyncio event loop")
-            future = new_future(loop=loop)
-            if add_wait(work, reactor_of(loop), future):
-                pn_burst_reset()
-                future._asyncio_future_blocking = True
-                Py_INCREF(future)
-                result[0] = <PyObject *>future
-                return PYGEN_NEXT
-            work.poll()
+        loop = running_loop()
+        if loop is None:
+            raise RuntimeError("awaiting a Work needs a running asyncio event loop")
+        future = new_future(loop=loop)
+        if add_wait(work, reactor_of(loop), future):
+            pn_burst_reset()
+            future._asyncio_future_blocking = True
+            Py_INCREF(future)
+            result[0] = <PyObject *>future
+            return PYGEN_NEXT
+        work.poll()
     elif pn_burst_overdue():
         Py_INCREF(None)
         result[0] = <PyObject *>None
