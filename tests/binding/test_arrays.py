@@ -38,7 +38,7 @@ def tvm(values: Any) -> Any:
 
 
 def torch(values: Any) -> Any:
-    library = pytest.importorskip("torch", reason="torch is not installed")
+    library = pytest.importorskip("torch", reason="no torch: waits for PyTorch")
     return library.tensor(values, dtype=library.float32)
 
 

@@ -211,22 +211,23 @@ def test_a_loop_that_is_closed_before_the_end(loop: str, ranks: int, heir: str) 
     asyncio.run(closed(kept["comms"]))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup waits for Python 3.11")
-async def test_a_task_group(loop: str, ranks: int) -> None:
-    async with clique(ranks, warm=True) as comms:
-        xs = arrays(comms)
-        async with asyncio.TaskGroup() as tasks:
-            for work in reduce_all(comms, xs):
-                tasks.create_task(awaited(work))
-        assert xs[0].tolist() == [sum(range(1, ranks + 1))] * 4
-        with testing.faults(SLOW):
-            works = reduce_all(comms, xs)
-            with pytest.raises(ExceptionGroup) as raised:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(awaited(works[0]))
-                    tasks.create_task(fails())
-            assert isinstance(raised.value.exceptions[0], ZeroDivisionError)
-            await pynccl.wait(*works)  # the sibling's wait was cancelled, the operation was not
+if sys.version_info >= (3, 11):
+
+    async def test_a_task_group(loop: str, ranks: int) -> None:
+        async with clique(ranks, warm=True) as comms:
+            xs = arrays(comms)
+            async with asyncio.TaskGroup() as tasks:
+                for work in reduce_all(comms, xs):
+                    tasks.create_task(awaited(work))
+            assert xs[0].tolist() == [sum(range(1, ranks + 1))] * 4
+            with testing.faults(SLOW):
+                works = reduce_all(comms, xs)
+                with pytest.raises(ExceptionGroup) as raised:
+                    async with asyncio.TaskGroup() as tasks:
+                        tasks.create_task(awaited(works[0]))
+                        tasks.create_task(fails())
+                assert isinstance(raised.value.exceptions[0], ZeroDivisionError)
+                await pynccl.wait(*works)  # the sibling's wait was cancelled, the operation was not
 
 
 async def fails() -> None:
