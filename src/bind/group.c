@@ -364,10 +364,13 @@ bool pn_submit_group(pn_op_t **ops, int count) {
     } else if ((open = enlist_all(group, devices < 0))) {
         if (devices < 0) {
             queued = true;
-            for (int i = 0; i < group->comm_count; i++) {
-                pthread_mutex_lock(&group->comms[i]->device->lock);
-                pn_lane_push(group->comms[i], &group->places[i].task);
-                pthread_mutex_unlock(&group->comms[i]->device->lock);
+            /* With its last place pushed the group belongs to the lanes, which may free it at once. */
+            int lanes = group->comm_count;
+            for (int i = 0; i < lanes; i++) {
+                pn_comm_t *comm = group->comms[i];
+                pthread_mutex_lock(&comm->device->lock);
+                pn_lane_push(comm, &group->places[i].task);
+                pthread_mutex_unlock(&comm->device->lock);
             }
         } else if (go_inside(group)) {
             issue_group(group);
