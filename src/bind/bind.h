@@ -111,6 +111,7 @@ extern pn_wait_t pn_wait_closed;
 typedef struct pn_task {
     struct pn_task *next;
     void (*run)(struct pn_task *task, pn_comm_t *comm);
+    void (*drop)(struct pn_task *task); /* instead of run; NULL for an operation, which has ended then */
 } pn_task_t;
 
 /* A stream's pending operations, oldest first. Only its oldest event is worth polling. */

@@ -3,6 +3,9 @@
  * A group that cannot wait is issued by its caller. Otherwise each of its communicators gets a place in its
  * own lane's queue: the lanes meet there, the first communicator's lane issues for all, and the others stand
  * by, so that nothing overtakes the group on any of them.
+ *
+ * A communicator may fail before its lane gets there. Then nothing of the group is issued: each lane fails
+ * the operations of its own communicator. Those of the failed one are not touched, since they may be gone.
  */
 #include "bind.h"
 
@@ -18,14 +21,15 @@ typedef struct {
 
 struct pn_group {
     pn_op_t **ops;
+    pn_comm_t **owners; /* of the operations, one each */
     int count;
-    pn_comm_t **comms; /* distinct */
+    pn_comm_t **comms; /* distinct; each is referred to */
     int comm_count;
     place_t *places;
     pthread_mutex_t lock;
     pthread_cond_t moved;
     int arrived, left;
-    bool done;
+    bool started, cancelled, done;
 };
 
 /* One order for the queues of several lanes: two groups never wait for each other crosswise. */
@@ -33,7 +37,8 @@ static pthread_mutex_t placing = PTHREAD_MUTEX_INITIALIZER;
 
 static bool open_comm(pn_comm_t *comm) {
     pthread_mutex_lock(&comm->device->lock);
-    bool open = comm->state == PN_READY;
+    /* A close waits behind the group in the same queue. */
+    bool open = comm->state == PN_READY || comm->state == PN_CLOSING;
     pthread_mutex_unlock(&comm->device->lock);
     return open;
 }
@@ -43,7 +48,7 @@ static bool go_inside(pn_group_t *group) {
     for (int i = 0; i < group->comm_count; i++) {
         pn_comm_t *comm = group->comms[i];
         pthread_mutex_lock(&comm->device->lock);
-        bool open = comm->state == PN_READY;
+        bool open = comm->state == PN_READY || comm->state == PN_CLOSING;
         if (open)
             comm->inside++;
         pthread_mutex_unlock(&comm->device->lock);
@@ -172,9 +177,9 @@ static void issue_group(pn_group_t *group) {
 static bool its_turn(pn_group_t *group) {
     bool turn = true;
     for (int i = 0; i < group->count && turn; i++) {
-        pn_device_t *device = group->ops[i]->comm->device;
+        pn_device_t *device = group->owners[i]->device;
         pthread_mutex_lock(&device->lock);
-        if (!pn_link_empty(&group->ops[i]->in_order)) {
+        if (group->owners[i]->state <= PN_CLOSING && !pn_link_empty(&group->ops[i]->in_order)) {
             const pn_op_t *first = PN_OWNER(device->ordered.next, pn_op_t, in_order);
             turn = false;
             for (int j = 0; j < group->count && !turn; j++)
@@ -186,12 +191,54 @@ static bool its_turn(pn_group_t *group) {
 }
 
 static void free_group(pn_group_t *group) {
+    for (int i = 0; i < group->comm_count; i++)
+        pn_comm_release(group->comms[i]);
     pthread_mutex_destroy(&group->lock);
     pthread_cond_destroy(&group->moved);
     free(group->ops);
+    free(group->owners);
     free(group->comms);
     free(group->places);
     free(group);
+}
+
+static void leave(pn_group_t *group) {
+    pthread_mutex_lock(&group->lock);
+    bool last = ++group->left == group->comm_count;
+    pthread_mutex_unlock(&group->lock);
+    if (last)
+        free_group(group);
+}
+
+/* The place of a communicator that is gone: its lane will not come. */
+static void drop_place(pn_task_t *task) {
+    leave(((place_t *)task)->group);
+}
+
+/* Nothing was issued: end what belongs to this lane's communicator, unless that has failed itself. */
+static void fail_own(pn_group_t *group, pn_comm_t *comm) {
+    pthread_mutex_lock(&comm->device->lock);
+    bool open = comm->state <= PN_CLOSING;
+    if (open)
+        comm->inside++; /* until we are out, no abort releases them */
+    pthread_mutex_unlock(&comm->device->lock);
+    if (!open)
+        return;
+    for (int i = 0; i < group->count; i++) {
+        if (group->owners[i] != comm)
+            continue;
+        inside_for(group->ops[i]);
+        pn_not_issued(group->ops[i], (pn_outcome_t){PN_FROM_NCCL, ncclInvalidUsage, "ncclGroupStart"},
+                      "another communicator of the group failed before it was issued");
+    }
+    pthread_mutex_lock(&comm->device->lock);
+    comm->inside--;
+    pthread_mutex_unlock(&comm->device->lock);
+}
+
+static void cancel(pn_group_t *group) { /* group->lock held */
+    group->cancelled = true;
+    pthread_cond_broadcast(&group->moved);
 }
 
 static void run_place(pn_task_t *task, pn_comm_t *comm) {
@@ -201,7 +248,8 @@ static void run_place(pn_task_t *task, pn_comm_t *comm) {
     pthread_mutex_lock(&group->lock);
     group->arrived++;
     pthread_cond_broadcast(&group->moved);
-    while (leader ? group->arrived < group->comm_count || !its_turn(group) : !group->done) {
+    while (!group->cancelled &&
+           (leader ? group->arrived < group->comm_count || !its_turn(group) : !group->done)) {
         /* A lane that never comes belongs to a communicator that has failed: look now and then. */
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
@@ -209,32 +257,28 @@ static void run_place(pn_task_t *task, pn_comm_t *comm) {
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
         pthread_cond_timedwait(&group->moved, &group->lock, &until);
-        bool failed = false;
-        for (int i = 0; i < group->comm_count && !failed; i++)
-            failed = !open_comm(group->comms[i]);
-        if (failed)
-            break;
+        for (int i = 0; i < group->comm_count && !group->started && !group->cancelled; i++)
+            if (!open_comm(group->comms[i]))
+                cancel(group);
     }
-    bool all = group->arrived == group->comm_count;
+    if (leader && !group->cancelled) {
+        group->started = go_inside(group);
+        if (!group->started)
+            cancel(group);
+    }
+    bool issues = leader && group->started, cancelled = group->cancelled;
     pthread_mutex_unlock(&group->lock);
-    if (leader) {
-        if (all && go_inside(group)) {
-            issue_group(group);
-            come_out(group);
-        } else {
-            fail_all(group, (pn_outcome_t){PN_FROM_NCCL, ncclInvalidUsage, "ncclGroupStart"},
-                     "another communicator of the group failed before it was issued");
-        }
-    }
-    pthread_mutex_lock(&group->lock);
-    if (leader) {
+    if (issues) {
+        issue_group(group);
+        come_out(group);
+        pthread_mutex_lock(&group->lock);
         group->done = true;
         pthread_cond_broadcast(&group->moved);
+        pthread_mutex_unlock(&group->lock);
+    } else if (cancelled) {
+        fail_own(group, comm);
     }
-    bool last = ++group->left == group->comm_count;
-    pthread_mutex_unlock(&group->lock);
-    if (last)
-        free_group(group);
+    leave(group);
 }
 
 static pn_group_t *make_group(pn_op_t **ops, int count) {
@@ -245,22 +289,29 @@ static pn_group_t *make_group(pn_op_t **ops, int count) {
     pthread_cond_init(&group->moved, NULL);
     group->count = count;
     group->ops = calloc((size_t)count, sizeof(*group->ops));
+    group->owners = calloc((size_t)count, sizeof(*group->owners));
     group->comms = calloc((size_t)count, sizeof(*group->comms));
     group->places = calloc((size_t)count, sizeof(*group->places));
-    if (!group->ops || !group->comms || !group->places) {
+    if (!group->ops || !group->owners || !group->comms || !group->places) {
         free_group(group);
         return NULL;
     }
     memcpy(group->ops, ops, (size_t)count * sizeof *ops);
     for (int i = 0; i < count; i++) {
+        pn_comm_t *comm = group->owners[i] = ops[i]->comm;
         int at = 0;
-        while (at < group->comm_count && group->comms[at] != ops[i]->comm)
+        while (at < group->comm_count && group->comms[at] != comm)
             at++;
-        if (at == group->comm_count)
-            group->comms[group->comm_count++] = ops[i]->comm;
+        if (at == group->comm_count) {
+            group->comms[group->comm_count++] = comm;
+            pthread_mutex_lock(&comm->device->lock);
+            comm->references++;
+            pthread_mutex_unlock(&comm->device->lock);
+        }
     }
     for (int i = 0; i < group->comm_count; i++) {
         group->places[i].task.run = run_place;
+        group->places[i].task.drop = drop_place;
         group->places[i].group = group;
     }
     return group;

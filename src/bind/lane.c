@@ -207,7 +207,16 @@ void pn_comm_gone(pn_comm_t *comm) {
     leave_clique(comm);
     pthread_mutex_lock(&device->lock);
     comm->state = PN_GONE;
-    comm->queue_head = comm->queue_tail = NULL; /* what was queued has failed: it is in limbo */
+    /* The operations that were queued have failed and are in limbo; a group wants to be told. */
+    pn_task_t *dropped = NULL;
+    for (pn_task_t *task = comm->queue_head, *next; task; task = next) {
+        next = task->next;
+        if (task->drop) {
+            task->next = dropped;
+            dropped = task;
+        }
+    }
+    comm->queue_head = comm->queue_tail = NULL;
     comm->lane_stop = true;
     pthread_cond_broadcast(&comm->lane_wake);
     while (!pn_link_empty(&comm->limbo)) {
@@ -221,6 +230,11 @@ void pn_comm_gone(pn_comm_t *comm) {
         pn_link_remove(&op->in_comm);
         pn_op_recycle(op);
         pn_op_release(op);
+    }
+    while (dropped) {
+        pn_task_t *task = dropped;
+        dropped = task->next;
+        task->drop(task);
     }
     pn_comm_strip(comm);
 }
