@@ -136,6 +136,44 @@ async def test_closing_finishes_what_was_issued(temper: str) -> None:
     assert [x.tolist() for x in xs] == [[3.0] * 4] * 2
 
 
+@pytest.mark.parametrize("leader", [0, 1], ids=["aborted", "other"])
+async def test_a_group_whose_communicator_is_aborted_before_its_turn(
+    temper: str, leader: int
+) -> None:
+    """Nothing of it is issued; the other communicator of the group hears of it and goes on."""
+    async with clique(2, warm=True) as firsts, clique(2, warm=True) as others:
+        pair = [firsts[0], others[0]]
+        with testing.faults("call:delay=200ms,name=ncclBroadcast"):
+            busy = firsts[0].broadcast(np.zeros(4))  # holds the lane, and the group up
+            await asyncio.sleep(0.01)
+            with testing.journal() as journal:
+                with pynccl.group():
+                    works = [c.all_reduce(np.zeros(4)) for c in (pair[leader], pair[1 - leader])]
+                await asyncio.sleep(0.01)
+                await firsts[0].abort()
+                mine, other = works if leader == 0 else reversed(works)
+                with pytest.raises(AbortedError):
+                    await mine
+                with pytest.raises(pynccl.UsageError, match="another communicator of the group"):
+                    await other
+                assert not journal.named("ncclAllReduce")
+            with pytest.raises(AbortedError):
+                await busy
+        await abort(firsts)
+        await all_reduced(others)
+
+
+async def test_a_group_is_issued_before_the_close_behind_it(temper: str) -> None:
+    for _ in range(20):
+        comms = await pynccl.create_all(["cpu:0", "cpu:1", "cpu:2"])
+        xs = arrays(comms)
+        with pynccl.group() as group:
+            reduce_all(comms, xs)
+        await asyncio.gather(*(comm.close() for comm in comms))
+        await group
+        assert xs[0].tolist() == [6.0] * 4
+
+
 async def test_a_stuck_abort_is_given_up(temper: str) -> None:
     """The handle is abandoned, and counted; the operation has raised long before."""
     before = pynccl.diagnostics()["abandoned_communicators"]
