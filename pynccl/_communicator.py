@@ -29,6 +29,7 @@ class Communicator(Lifecycle):
     """
 
     _session: Any = None
+    _closing: Any = None
 
     @classmethod
     async def create(
@@ -131,7 +132,9 @@ class Communicator(Lifecycle):
             return
         try:
             if self.state == "ready":
-                await self.native_close(timeout)
+                self._closing = self.native_close(timeout)
+            if self._closing is not None and self.state == "closing":
+                await self._closing  # also for a second close() meanwhile
             else:
                 await self.abort()
         except NcclError:

@@ -225,7 +225,7 @@ cdef extern from "bind/bind.h" nogil:
     pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size)
     void pn_comm_drop(pn_comm_t *comm)
     void pn_control_submit(pn_op_t *op)
-    void pn_abort(pn_comm_t **comms, int count, pn_op_t *op, int64_t bound_ns)
+    void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns)
     bint pn_submit(pn_op_t *op)
     bint pn_submit_group(pn_op_t **ops, int count)
     bint pn_op_finished(pn_op_t *op)
@@ -235,10 +235,8 @@ cdef extern from "bind/bind.h" nogil:
     bint pn_op_wait(pn_op_t *op, pn_wait_t *wait)
     CUresult pn_hand_off(pn_op_t *op, CUstream producer)
     CUresult pn_op_order(pn_op_t *op, CUstream stream)
-    ctypedef struct pn_track_t:
-        pn_device_t *device
     CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream)
-    CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track)
+    CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event)
     bint pn_burst_overdue()
     void pn_burst_reset()
     void pn_suspended(int change)

@@ -132,10 +132,15 @@ cdef class Reactor:
             if closed:
                 continue
             for future in <list>futures:
-                if type(future) is tuple:
-                    work.settle((<tuple>future)[0])
-                elif not future.done():
-                    future.set_result(None)
+                try:
+                    if type(future) is tuple:
+                        work.settle((<tuple>future)[0])
+                    elif not future.done():
+                        future.set_result(None)
+                except Exception as error:  # one that cannot be told must not silence the rest
+                    loop.call_exception_handler(
+                        {"message": "a wait could not be told its end", "exception": error}
+                    )
         return 0
 
     def on_readable(self):

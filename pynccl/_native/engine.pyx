@@ -69,10 +69,12 @@ cdef object cuda_exception(Engine engine, int result, str function, str what):
 
 
 cdef int check_nccl(Engine engine, ncclResult_t result, const char *function) except -1:
+    cdef const char *detail
     if result == 0:
         return 0
-    raise nccl_exception(result, function.decode(), engine.name,
-                         engine.c.nccl.ncclGetLastError(NULL).decode(errors="replace"))
+    with nogil:
+        detail = engine.c.nccl.ncclGetLastError(NULL)
+    raise nccl_exception(result, function.decode(), engine.name, detail.decode(errors="replace"))
 
 
 cdef int check_cuda(Engine engine, CUresult result, const char *function) except -1:
@@ -94,7 +96,7 @@ cdef class Engine:
             has the loader's own words.
     """
 
-    def __init__(self, str name, str nccl_path, str cuda_path, bint is_cuda):
+    def __cinit__(self, str name, str nccl_path, str cuda_path, bint is_cuda):
         cdef char why[512]
         cdef bytes nccl = nccl_path.encode()
         cdef bytes cuda = cuda_path.encode()

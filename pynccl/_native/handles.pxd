@@ -12,3 +12,5 @@ cdef class CommHandle:
     cdef object __weakref__
     cdef int usable(self) except -1
     cdef object failure_exception(self)
+
+cdef int refuse_fork() except -1

@@ -41,6 +41,16 @@ def kind_name(int kind):
     return KINDS[kind]
 
 
+cdef int refuse_fork() except -1:
+    """Raise in a child process that was forked after the engine had been used."""
+    if pn_forked:
+        raise errors.UsageError(
+            "this object belongs to the parent process: after a fork neither CUDA nor NCCL can be "
+            "used; start the child with the spawn method"
+        )
+    return 0
+
+
 cdef class CommHandle:
     """A native communicator of one rank; Communicator is its public face."""
 
@@ -134,11 +144,7 @@ cdef class CommHandle:
 
     cdef int usable(self) except -1:
         """Raise unless operations can be issued now."""
-        if pn_forked:
-            raise errors.UsageError(
-                "this communicator belongs to the parent process: after a fork neither CUDA "
-                "nor NCCL can be used; start the child with the spawn method"
-            )
+        refuse_fork()
         if self.c.state == PN_READY:
             return 0
         if self.c.state == PN_FAILED:

@@ -101,6 +101,13 @@ cdef class Recorder:
         if ops == NULL:
             self.drop()
             raise MemoryError
+        try:
+            for item in self.works:
+                take_over(item)
+        except BaseException:
+            free(ops)
+            self.drop()
+            raise
         for i in range(count):
             work = self.works[i]
             work.group = None
@@ -110,8 +117,34 @@ cdef class Recorder:
         with nogil:
             pn_submit_group(ops, count)
         free(ops)
+        for item in self.works:
+            give_back(item)
         if pn_done_some():
             drain_done()
+
+
+# ---- hand-off ------------------------------------------------------------------------------
+
+cdef int take_over(Work work) except -1:
+    """Have the operation wait for what its producer has put on its stream so far."""
+    cdef CUresult result = CUDA_SUCCESS
+    if work.hands_off:
+        with nogil:
+            result = pn_hand_off(&work.c, <CUstream>work.producer)
+        if result != CUDA_SUCCESS:
+            raise cuda_exception(work.engine, result, "cuEventRecord", work.what())
+    return 0
+
+
+cdef int give_back(Work work) except -1:
+    """Have the producer's stream wait for the operation.
+
+    It is issued already: what goes wrong here is an error of the context, and the operation's own.
+    """
+    if work.hands_off:
+        with nogil:
+            pn_op_order(&work.c, <CUstream>work.producer)
+    return 0
 
 
 # ---- one operation ---------------------------------------------------------------------------
@@ -127,8 +160,6 @@ cdef class Issuer(CommHandle):
         cdef Work work = Work.__new__(Work)
         cdef view_t *typed = send if send != NULL else recv
         cdef size_t handle = 0
-        cdef bint hand_off = False
-        cdef CUresult rc
         work.comm = self
         work.engine = self.engine
         work.spin_ns = self.spin_ns
@@ -154,7 +185,7 @@ cdef class Issuer(CommHandle):
             work.c.stream = <CUstream>handle
             work.c.has_stream = True
         elif self.engine.is_cuda and array is not None:
-            hand_off = producer_stream(array, self.device_ordinal, &handle)
+            work.hands_off = producer_stream(array, self.device_ordinal, &work.producer)
         if timed:
             self.time(work)
         work.c.issued_ns = pn_now_ns()
@@ -170,17 +201,12 @@ cdef class Issuer(CommHandle):
                 work.group = recorder
                 (<Recorder>recorder).works.append(work)
                 return work
+        take_over(work)
         work.c.owner = <void *>work
         Py_INCREF(work)
         with nogil:
-            rc = CUDA_SUCCESS
-            if hand_off:
-                rc = pn_hand_off(&work.c, <CUstream>handle)
             pn_submit(&work.c)
-            if hand_off and rc == CUDA_SUCCESS:
-                rc = pn_op_order(&work.c, <CUstream>handle)
-        if rc != CUDA_SUCCESS:
-            raise cuda_exception(self.engine, rc, "cuEventRecord", f"hand-off of {work.what()}")
+        give_back(work)
         if pn_done_some():
             drain_done()
         return work

@@ -25,11 +25,11 @@ from pynccl._native.abi cimport (
     pn_forked,
     pn_leave,
     pn_now_ns,
-    pn_track_t,
     pn_watch_event,
     pn_watch_stream,
 )
 from pynccl._native.engine cimport Engine, cuda_exception
+from pynccl._native.handles cimport refuse_fork
 from pynccl._native.work cimport Work
 
 from pynccl._native.handles import timeout_to_ns
@@ -48,10 +48,7 @@ cdef class DeviceObject:
         return 0
 
     cdef int usable(self) except -1:
-        if pn_forked:
-            raise UsageError(
-                "this object belongs to the parent process: after a fork CUDA cannot be used"
-            )
+        refuse_fork()
         if self.device == NULL:
             raise UsageError(f"this {type(self).__name__} has no native handle")
         return 0
@@ -65,11 +62,9 @@ cdef class DeviceObject:
 cdef class Watch(Work):
     """The Work of a wait for a stream or an event."""
 
-    cdef pn_track_t track
-
     def what(self):
         """The wait in words."""
-        return "wait for a " + ("stream" if self.track.device == NULL else "recorded event")
+        return f"wait for a {'stream' if isinstance(self.keep, StreamHandle) else 'recorded event'}"
 
 
 cdef Watch new_watch(object owner, object timeout):
@@ -305,7 +300,7 @@ cdef class EventHandle(DeviceObject):
         watch = new_watch(self, timeout)
         Py_INCREF(watch)
         with nogil:
-            result = pn_watch_event(&watch.c, self.device, self.c, &watch.track)
+            result = pn_watch_event(&watch.c, self.device, self.c)
         if result != CUDA_SUCCESS:
             drop(watch)
         self.check(result, "cuEventQuery")

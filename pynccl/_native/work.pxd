@@ -10,8 +10,9 @@ cdef class Work(Operation):
     cdef int64_t spin_ns
     cdef object source      # the caller's input array, for the type of the result
     cdef object result_array
-    cdef object error       # the exception, once it has been asked for
     cdef object group       # the group that records it and has not issued it yet
+    cdef size_t producer    # the stream of the array's library, where the hand-off is ours to make
+    cdef bint hands_off
     cdef object timing      # two events, for a timed operation
     cdef bint converted
     cdef object __weakref__

@@ -27,6 +27,7 @@ from pynccl._native.abi cimport (
     pn_burst_overdue,
     pn_burst_reset,
     pn_done_some,
+    pn_forked,
     pn_may_spin,
     pn_now_ns,
     pn_op_block,
@@ -40,7 +41,7 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.completion cimport Operation, Reactor, drain_done, reactor_of
 from pynccl._native.engine cimport cuda_exception, nccl_exception
-from pynccl._native.handles cimport CommHandle
+from pynccl._native.handles cimport CommHandle, refuse_fork
 from pynccl._native.view cimport as_native, dtype_name
 
 from asyncio import Future, _get_running_loop
@@ -108,6 +109,7 @@ cdef class Work(Operation):
         return True
 
     cdef int submitted(self) except -1:
+        refuse_fork()
         if self.c.owner == NULL:
             if self.group is None:
                 raise errors.UsageError(
@@ -128,16 +130,18 @@ cdef class Work(Operation):
         return self.result_array
 
     cdef object failure(self):
-        """The exception of an operation that has ended, or None."""
+        """The exception of an operation that has ended, or None.
+
+        A fresh one each time: one that has been raised holds the frames it went through, and with
+        them the caller's arrays.
+        """
         cdef int source = self.c.outcome.source
-        if source == PN_OK:
-            return None
-        if self.error is None:
-            self.error = self.make_error(source)
-        return self.error
+        return None if source == PN_OK else self.make_error(source)
 
     def what(self):
         """The operation in words, as messages name it."""
+        if self.comm is None:
+            return "an operation that was never called"
         name = kind_name(self.c.kind)
         parts = []
         if self.c.seq:
@@ -185,6 +189,7 @@ cdef class Work(Operation):
 
     def done(self):
         """Whether the operation has ended, with or without an error; asks the device."""
+        refuse_fork()
         return self.poll()
 
     def exception(self):
@@ -193,6 +198,7 @@ cdef class Work(Operation):
         Raises:
             UsageError: it has not ended.
         """
+        refuse_fork()
         if not self.poll():
             raise errors.UsageError(f"{self.what()} has not ended")
         return self.failure()
@@ -203,6 +209,7 @@ cdef class Work(Operation):
         Raises:
             UsageError: it has not ended. Otherwise what awaiting raises.
         """
+        refuse_fork()
         if not self.poll():
             raise errors.UsageError(f"{self.what()} has not ended")
         error = self.failure()
@@ -268,10 +275,15 @@ cdef class Work(Operation):
         if future.done():
             return
         error = self.failure()
+        if error is None:
+            try:
+                result = self.outcome()
+            except Exception as wrong:
+                error = wrong
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(self.outcome())
+            future.set_result(result)
 
     @property
     def out(self):
@@ -375,7 +387,7 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
     """am_send: finish, or suspend on a future."""
     cdef Work work = <Work>self
     result[0] = NULL
-    if work.c.owner == NULL:
+    if work.c.owner == NULL or pn_forked:
         work.submitted()
     if not work.poll() and work.spin_ns and pn_may_spin():
         with nogil:
@@ -414,6 +426,7 @@ PyType_Modified(<TypeObject *>Work)
 cdef Work control_work(CommHandle comm, int kind, object timeout):
     """A Work for a management call; it is finished natively like any other."""
     cdef Work work = Work.__new__(Work)
+    refuse_fork()
     work.comm = comm
     work.engine = comm.engine
     work.spin_ns = comm.spin_ns

@@ -32,10 +32,21 @@ static bool raise_flags(job_t *job, bool *raised) {
         }
         pthread_mutex_unlock(&comm->handle_lock);
         pthread_mutex_lock(&comm->device->lock);
-        out = out && comm->inside == 0;
+        /* A lane that is still at work on a task may refer to the task's operation. */
+        out = out && comm->inside == 0 && !comm->lane_busy;
         pthread_mutex_unlock(&comm->device->lock);
     }
     return out;
+}
+
+static int stuck(const job_t *job) {
+    int threads = 0;
+    for (int i = 0; i < job->count; i++) {
+        pthread_mutex_lock(&job->comms[i]->device->lock);
+        threads += job->comms[i]->inside > 0 || job->comms[i]->lane_busy;
+        pthread_mutex_unlock(&job->comms[i]->device->lock);
+    }
+    return threads;
 }
 
 /* The abort is itself a pending operation of the first communicator, so that it has a deadline. */
@@ -43,14 +54,9 @@ static void finish(job_t *job, pn_outcome_t outcome) {
     pn_op_t *op = job->op;
     if (!op)
         return;
-    pn_link_t *pending = &op->comm->pending;
     pthread_mutex_lock(&op->comm->device->lock);
     /* A deadline that is striking just now has taken it out of the list before it fixes the outcome. */
-    bool mine = false;
-    for (pn_link_t *link = pending->next; link != pending && !mine; link = link->next)
-        mine = link == &op->in_comm;
-    if (mine)
-        pn_link_remove(&op->in_comm);
+    bool mine = pn_take_pending(op);
     pthread_mutex_unlock(&op->comm->device->lock);
     if (mine) {
         pn_op_finish(op, outcome);
@@ -84,15 +90,17 @@ static void *helper(void *argument) {
     if (!out) {
         /* The open group dies with this thread. */
         atomic_fetch_add(&pn_counts.abandoned_communicators, job->count);
+        atomic_fetch_add(&pn_counts.stuck_threads, stuck(job));
         finish(job, (pn_outcome_t){PN_FROM_ABORT, 0, "ncclCommAbort"});
         goto leave;
     }
-    nccl->ncclGroupEnd();
+    /* Before the group's end reclaims them, so that nobody polls a handle that is going. */
     for (int i = 0; i < job->count; i++) {
         pthread_mutex_lock(&job->comms[i]->handle_lock);
         job->comms[i]->handle = NULL;
         pthread_mutex_unlock(&job->comms[i]->handle_lock);
     }
+    nccl->ncclGroupEnd();
     /* Gone before the abort is told to have ended: who awaited it finds the communicator closed. */
     for (int i = 0; i < job->count; i++)
         pn_comm_gone(job->comms[i]);

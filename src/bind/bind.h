@@ -8,7 +8,6 @@
  *   helper   short-lived: one a running abort (control.c)
  *
  * Locks, in the order in which they may be taken together
- *   device->walk    the waiter's while it walks the device; held by whoever unlinks a track or communicator
  *   device->issue   one thread at a time launches on a device; held over native calls that cannot wait for
  *                   peers. A caller only ever tries it: where that fails, the call goes through the lane.
  *   comm->handle_lock   polling the async error against reclaiming the handle
@@ -144,6 +143,7 @@ struct pn_op {
     /* filled by submit and completion */
     bool awaited;
     bool in_lane;
+    uint64_t reached; /* its number among the device's operations */
     uint64_t seq;
     int64_t issued_ns;
     int64_t ended_ns;
@@ -179,7 +179,7 @@ struct pn_device {
     CUdevice device;
     CUcontext context;
     bool has_memory_waits;
-    pthread_mutex_t walk, issue, lock;
+    pthread_mutex_t issue, lock;
     /* under lock */
     pn_link_t tracks; /* active ones */
     pn_link_t comms;
@@ -191,7 +191,7 @@ struct pn_device {
         scratch; /* slots for barrier(): one allocation for the device's life, never freed under work */
     uint64_t scratch_used[PN_SCRATCH_SLOTS / 64];
     int in_flight;
-    uint64_t issued_total, ended_total;
+    uint64_t issued_total; /* operations that have reached the device; each keeps its number */
     pn_link_t ordered; /* operations of ordered communicators that are called and not issued, in call order */
     pn_comm_t *watcher; /* stands for a communicator in waits for streams and events; made on first use */
     CUevent chain;      /* behind the last operation of an ordered communicator; under issue */
@@ -224,6 +224,8 @@ CUresult pn_gates_release(pn_op_t *op, CUstream stream);
 void pn_gates_open(pn_op_t *op); /* release them from the host; device->lock held */
 void pn_gates_put(pn_op_t *op);  /* device->lock held */
 pn_track_t *pn_track_find(pn_device_t *device, CUstream stream, CUresult *why); /* entered; no lock held */
+pn_track_t *
+pn_track_alone(pn_device_t *device); /* one of its own, for an event of any stream; NULL: no memory */
 void pn_track_start(pn_track_t *track, pn_device_t *device, CUstream stream, unsigned long long id);
 
 /* ---- communicators (control.c, lane.c) ---------------------------------------------------------- */
@@ -253,7 +255,7 @@ struct pn_comm {
     pn_clique_t *clique;
     /* under device->lock */
     pn_state_t state;
-    int references; /* the Python handle, the lane, a running abort */
+    int references; /* the Python handle, the lane, a running abort, a group; at 0 the waiter frees it */
     int inside;     /* threads of ours inside a native call on it */
     uint64_t seq;
     uint64_t splits;
@@ -282,6 +284,12 @@ void pn_comm_join_clique(pn_comm_t *comm, uint64_t key);
 /* The end of a communicator whose handle is gone: state, buffers in limbo, stream, lane. No lock held. */
 void pn_comm_gone(pn_comm_t *comm);
 void pn_comm_drop(pn_comm_t *comm); /* the owner's reference; aborts off-thread if it is still open */
+/* Take an unfinished operation out of the pending list; false if somebody has, who then finishes it.
+ * device->lock held. */
+bool pn_take_pending(pn_op_t *op);
+/* A group in the lanes lets go of an operation that has failed meanwhile. device->lock held; true: to be
+ * released. */
+bool pn_let_go(pn_op_t *op);
 /* Fail every unfinished operation: the culprit (by its number; 0 for none) with `why` itself, the others with
  * PN_FROM_COMM. The first failure stays. False, and nothing happens, if the culprit has ended meanwhile. */
 bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit, pn_outcome_t why, pn_state_t state, const char *detail);
@@ -291,6 +299,7 @@ bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit, pn_outcome_t why, pn_state_
 void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns);
 void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
 void pn_comm_release(pn_comm_t *comm);               /* one reference; no lock held */
+void pn_comm_free(pn_comm_t *comm);                  /* the waiter's */
 
 /* What a control operation needs and gives. */
 typedef struct {
@@ -350,7 +359,7 @@ bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
  * be set; `track` (for an event) is the caller's, and lives as long as the operation. A deadline or an error
  * ends that wait alone. */
 CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream);
-CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track);
+CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event);
 /* Ask the device now, and complete what has ended; true if `op` has finished. Makes native calls. */
 bool pn_op_poll(pn_op_t *op);
 bool pn_op_spin(pn_op_t *op, int64_t budget_ns);      /* poll until finished or the budget is spent */

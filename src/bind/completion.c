@@ -68,8 +68,9 @@ void pn_track_append(pn_track_t *track, pn_op_t *op) {
         if (device->awaited++ == 0)
             device->awaited_since = pn_now_ns();
     }
-    device->in_flight++;
-    device->issued_total++;
+    /* A wait for an event puts nothing into the device's launch queue. */
+    device->in_flight += op->kind != PN_EVENT;
+    op->reached = ++device->issued_total;
 }
 
 /* Take an operation out of its track; device->lock is held. */
@@ -84,8 +85,7 @@ static void detach(pn_op_t *op) {
         device->awaited--;
         device->awaited_since = pn_now_ns(); /* progress: the next one may come soon */
     }
-    device->in_flight--;
-    device->ended_total++;
+    device->in_flight -= op->kind != PN_EVENT;
 }
 
 static void recycle(pn_op_t *op) {
@@ -232,6 +232,13 @@ void pn_track_poll(pn_track_t *track) {
 /* ---- failure --------------------------------------------------------------------------------------------
  */
 
+bool pn_take_pending(pn_op_t *op) {
+    if (pending_with(op->comm, op->seq) != op)
+        return false;
+    pn_link_remove(&op->in_comm);
+    return true;
+}
+
 bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit_seq, pn_outcome_t why, pn_state_t state,
                   const char *detail) {
     pn_device_t *device = comm->device;
@@ -361,9 +368,8 @@ static void expire(pn_device_t *device, int64_t now) {
 }
 
 static void walk_device(pn_device_t *device, int64_t now, look_t *look) {
-    pthread_mutex_lock(&device->walk);
     pn_link_t *track_at, *comm_at;
-    /* A track or a communicator leaves its list for good only under `walk`, so the links stay sound. */
+    /* Tracks and communicators are freed by this thread alone, so what is copied here stays. */
     pn_track_t *tracks[64];
     int count = 0;
     pthread_mutex_lock(&device->lock);
@@ -415,7 +421,6 @@ static void walk_device(pn_device_t *device, int64_t now, look_t *look) {
         expire(device, now);
     else
         look_earlier(look, deadline);
-    pthread_mutex_unlock(&device->walk);
 }
 
 static bool anything(void) {
@@ -423,10 +428,28 @@ static bool anything(void) {
     for (pn_device_t *device = atomic_load(&pn_devices); device && !found; device = device->next) {
         pthread_mutex_lock(&device->lock);
         for (pn_link_t *at = device->comms.next; at != &device->comms && !found; at = at->next)
-            found = !pn_link_empty(&PN_OWNER(at, pn_comm_t, in_device)->pending);
+            found = !pn_link_empty(&PN_OWNER(at, pn_comm_t, in_device)->pending) ||
+                    PN_OWNER(at, pn_comm_t, in_device)->references == 0;
         pthread_mutex_unlock(&device->lock);
     }
     return found;
+}
+
+/* Communicators whose last reference is gone: freed here, so that nobody else needs to wait for the walk. */
+static void bury(pn_device_t *device) {
+    for (;;) {
+        pn_comm_t *dead = NULL;
+        pthread_mutex_lock(&device->lock);
+        for (pn_link_t *at = device->comms.next; at != &device->comms && !dead; at = at->next)
+            if (PN_OWNER(at, pn_comm_t, in_device)->references == 0)
+                dead = PN_OWNER(at, pn_comm_t, in_device);
+        if (dead)
+            pn_link_remove(&dead->in_device);
+        pthread_mutex_unlock(&device->lock);
+        if (!dead)
+            return;
+        pn_comm_free(dead);
+    }
 }
 
 static void *waiter(void *nothing) {
@@ -439,8 +462,10 @@ static void *waiter(void *nothing) {
         atomic_store(&pace, AWAKE);
         int64_t now = pn_now_ns();
         look_t look = {false, now + NAP_COARSE_NS};
-        for (pn_device_t *device = atomic_load(&pn_devices); device; device = device->next)
+        for (pn_device_t *device = atomic_load(&pn_devices); device; device = device->next) {
             walk_device(device, now, &look);
+            bury(device);
+        }
         if (pn_done_nudge(now))
             look.pending = true;
         quiet = look.pending ? 0 : quiet + 1;

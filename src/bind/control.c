@@ -19,6 +19,16 @@ static uint64_t hash(const void *bytes, size_t count, uint64_t seed) {
 
 /* Management calls allocate and synchronise: behind a collective that waits for peers they would wait too,
  * with the device in their hands. So they begin when what we have on the device at this moment has ended. */
+static bool has_older(pn_device_t *device, uint64_t number) {
+    for (pn_link_t *at = device->tracks.next; at != &device->tracks; at = at->next) {
+        const pn_track_t *track = PN_OWNER(at, pn_track_t, active);
+        const pn_op_t *oldest = PN_OWNER(track->ops.next, pn_op_t, in_track);
+        if (oldest->reached <= number && oldest->kind != PN_EVENT)
+            return true;
+    }
+    return false;
+}
+
 static bool drained(pn_comm_t *comm, bool own_only) {
     pn_device_t *device = comm->device;
     pthread_mutex_lock(&device->lock);
@@ -27,7 +37,7 @@ static bool drained(pn_comm_t *comm, bool own_only) {
     for (int64_t nap = 5000;; nap = nap < 1000000 ? 2 * nap : nap) {
         pthread_mutex_lock(&device->lock);
         bool open = comm->state <= PN_CLOSING;
-        bool over = own_only ? comm->pending.next == comm->pending.prev : device->ended_total >= issued;
+        bool over = own_only ? comm->pending.next == comm->pending.prev : !has_older(device, issued);
         pthread_mutex_unlock(&device->lock);
         if (!open || over)
             return open;
@@ -41,9 +51,8 @@ static void end(pn_op_t *op, pn_outcome_t why, const char *detail) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
     pthread_mutex_lock(&device->lock);
-    bool mine = comm->state <= PN_CLOSING && !pn_op_finished(op);
+    bool mine = pn_take_pending(op);
     if (mine) {
-        pn_link_remove(&op->in_comm);
         op->detail = detail && *detail ? strdup(detail) : NULL;
     }
     pthread_mutex_unlock(&device->lock);
@@ -186,9 +195,7 @@ static void run_close(pn_task_t *task, pn_comm_t *comm) {
         return;
     }
     pthread_mutex_lock(&comm->device->lock);
-    bool mine = !pn_op_finished(op) && comm->state == PN_CLOSING;
-    if (mine)
-        pn_link_remove(&op->in_comm);
+    bool mine = pn_take_pending(op);
     pthread_mutex_unlock(&comm->device->lock);
     come_out(comm);
     pn_comm_gone(comm); /* also after a deadline: the handle is gone, so nothing is left to abort */

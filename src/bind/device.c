@@ -1,6 +1,7 @@
 /* Devices: the primary context, idle events, gates, and the tracks of streams that are not ours. */
 #include "bind.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 pn_device_t *_Atomic pn_devices;
@@ -34,7 +35,6 @@ static pn_device_t *make(pn_engine_t *engine, int ordinal, pn_outcome_t *why) {
         waits = engine->driver_version >= 12000;
     }
     device->has_memory_waits = waits != 0;
-    pthread_mutex_init(&device->walk, NULL);
     pthread_mutex_init(&device->issue, NULL);
     pthread_mutex_init(&device->lock, NULL);
     pn_link_init(&device->tracks);
@@ -74,6 +74,8 @@ CUresult pn_enter(pn_device_t *device, pn_enter_t *saved) {
         rc = cuda->cuCtxSetCurrent(device->context);
         saved->changed = rc == CUDA_SUCCESS;
     }
+    if (rc != CUDA_SUCCESS)
+        cuda->cuThreadExchangeStreamCaptureMode(&saved->mode);
     return rc;
 }
 
@@ -152,13 +154,16 @@ CUresult pn_gate_add(pn_op_t *op, CUstream stream) {
     if (!device->has_memory_waits)
         return CUDA_ERROR_NOT_SUPPORTED;
     pn_gate_t *gate = NULL;
+    CUdeviceptr address = 0;
+    uint32_t value = 0;
     CUresult rc = CUDA_SUCCESS;
     while (!gate && rc == CUDA_SUCCESS) {
         pthread_mutex_lock(&device->lock);
         bool closed = op->gates_closed;
         if (!closed && (gate = device->gates)) {
             device->gates = gate->next;
-            gate->value++;
+            address = gate->address;
+            value = ++gate->value; /* it may be put back, and serve again, as soon as the lock is free */
             gate->next = op->gates;
             op->gates = gate;
         }
@@ -171,7 +176,7 @@ CUresult pn_gate_add(pn_op_t *op, CUstream stream) {
     if (rc != CUDA_SUCCESS)
         return rc;
     /* Comparison is signed and modular, so a gate may serve for ever. */
-    return cuda->cuStreamWaitValue32_v2(stream, gate->address, gate->value, CU_STREAM_WAIT_VALUE_GEQ);
+    return cuda->cuStreamWaitValue32_v2(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 CUresult pn_gates_release(pn_op_t *op, CUstream stream) {
@@ -215,14 +220,8 @@ void pn_track_start(pn_track_t *track, pn_device_t *device, CUstream stream, uns
     track->count = track->awaited = 0;
 }
 
-/* By stream id and not by handle: a destroyed stream's handle comes back for another stream, and the
- * per-thread default stream has one handle for many streams. */
-pn_track_t *pn_track_find(pn_device_t *device, CUstream stream, CUresult *why) {
-    unsigned long long id = 0;
-    *why = device->engine->cuda.cuStreamGetId(stream, &id);
-    if (*why != CUDA_SUCCESS)
-        return NULL;
-    pthread_mutex_lock(&device->lock);
+/* The track of an id; an idle one serves again. device->lock is held. */
+static pn_track_t *track_for(pn_device_t *device, CUstream stream, unsigned long long id) {
     pn_track_t *track = NULL, *idle = NULL;
     for (pn_link_t *link = device->foreign.next; link != &device->foreign && !track; link = link->next) {
         pn_track_t *seen = PN_OWNER(link, pn_track_t, home);
@@ -239,8 +238,30 @@ pn_track_t *pn_track_find(pn_device_t *device, CUstream stream, CUresult *why) {
         track->id = id;
         track->stream = stream;
     }
+    return track;
+}
+
+/* By stream id and not by handle: a destroyed stream's handle comes back for another stream, and the
+ * per-thread default stream has one handle for many streams. */
+pn_track_t *pn_track_find(pn_device_t *device, CUstream stream, CUresult *why) {
+    unsigned long long id = 0;
+    *why = device->engine->cuda.cuStreamGetId(stream, &id);
+    if (*why != CUDA_SUCCESS)
+        return NULL;
+    pthread_mutex_lock(&device->lock);
+    pn_track_t *track = track_for(device, stream, id);
+    if (track)
+        track->stream = stream;
     pthread_mutex_unlock(&device->lock);
     if (!track)
         *why = CUDA_ERROR_OUT_OF_MEMORY;
+    return track;
+}
+
+pn_track_t *pn_track_alone(pn_device_t *device) {
+    static _Atomic unsigned long long next = ULLONG_MAX; /* downwards: stream ids count upwards */
+    pthread_mutex_lock(&device->lock);
+    pn_track_t *track = track_for(device, NULL, atomic_fetch_sub(&next, 1));
+    pthread_mutex_unlock(&device->lock);
     return track;
 }

@@ -41,12 +41,15 @@ static CUresult mark(pn_op_t *op, CUstream stream) {
 }
 
 CUresult pn_hand_off(pn_op_t *op, CUstream producer) {
+    pn_device_t *device = op->comm->device;
     pn_enter_t saved;
-    CUresult rc = pn_enter(op->comm->device, &saved);
-    if (rc == CUDA_SUCCESS) {
-        rc = mark(op, producer);
-        pn_leave(op->comm->device, &saved);
-    }
+    CUresult rc = pn_enter(device, &saved);
+    if (rc != CUDA_SUCCESS)
+        return rc;
+    rc = mark(op, producer);
+    pn_leave(device, &saved);
+    if (rc != CUDA_SUCCESS)
+        pn_op_recycle(op);
     return rc;
 }
 
@@ -95,22 +98,16 @@ static bool harmless(pn_outcome_t why) {
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
-    if (!harmless(why)) {
+    if (!harmless(why))
         pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
-        pthread_mutex_lock(&device->lock);
-        comm->inside--;
-        pthread_mutex_unlock(&device->lock);
-        return;
-    }
     pthread_mutex_lock(&device->lock);
-    comm->inside--;
-    bool mine = comm->state == PN_READY || comm->state == PN_CLOSING;
+    bool mine = pn_take_pending(op);
     if (mine) {
         op->detail = detail && *detail ? strdup(detail) : NULL;
-        pn_link_remove(&op->in_comm);
         pn_link_remove(&op->in_order);
         pn_gates_open(op);
     }
+    comm->inside--;
     pthread_mutex_unlock(&device->lock);
     if (mine) {
         pn_op_recycle(op);
@@ -225,8 +222,10 @@ static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
     pn_back_pressure(comm);
     pthread_mutex_lock(&device->lock);
     bool go;
-    while ((go = comm->state == PN_READY || comm->state == PN_CLOSING) && !pn_first_in_order(op)) {
-        /* An ordered operation of another communicator was called before it. */
+    while ((go = comm->state == PN_READY || comm->state == PN_CLOSING) &&
+           (comm->inside || !pn_first_in_order(op))) {
+        /* A call that was made before it is still inside, inline; or an ordered operation of another
+         * communicator was called before it. */
         pthread_mutex_unlock(&device->lock);
         nanosleep(&(struct timespec){0, 20000}, NULL);
         pthread_mutex_lock(&device->lock);
@@ -253,7 +252,7 @@ bool pn_submit(pn_op_t *op) {
     for (bool prepared = false;; prepared = true) {
         pthread_mutex_lock(&device->lock);
         bool open = comm->state == PN_READY;
-        bool now = tried && !prepared && !comm->queue_head && !comm->lane_busy &&
+        bool now = open && tried && !prepared && !comm->queue_head && !comm->lane_busy &&
                    comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op) &&
                    (!comm->ordered || pn_link_empty(&device->ordered));
         if (open && (now || prepared || !op->has_stream)) {
@@ -319,6 +318,12 @@ CUresult pn_op_order(pn_op_t *op, CUstream stream) {
         pthread_mutex_lock(&device->lock);
         pn_track_t *track = pn_link_empty(&op->in_track) ? NULL : op->track;
         CUstream from = track ? track->stream : NULL;
+        if (track && op->foreign_event) {
+            CUevent own = op->event;
+            pthread_mutex_unlock(&device->lock);
+            rc = cuda->cuStreamWaitEvent(stream, own, 0);
+            break;
+        }
         bool queued = op->in_lane;
         pthread_mutex_unlock(&device->lock);
         if (track) {

@@ -115,11 +115,9 @@ pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size) {
     pn_track_start(&comm->track, device, NULL, 0);
     if (size)
         pn_comm_set_size(comm, rank, size);
-    pthread_mutex_lock(&device->walk);
     pthread_mutex_lock(&device->lock);
     pn_link_append(&device->comms, &comm->in_device);
     pthread_mutex_unlock(&device->lock);
-    pthread_mutex_unlock(&device->walk);
     atomic_fetch_add(&pn_counts.communicators, 1);
     return comm;
 }
@@ -131,26 +129,21 @@ void pn_comm_set_size(pn_comm_t *comm, int rank, int size) {
     comm->met = calloc((size_t)size, 1);
 }
 
-static void comm_free(pn_comm_t *comm) {
-    pn_device_t *device = comm->device;
-    pthread_mutex_lock(&device->walk);
-    pthread_mutex_lock(&device->lock);
-    pn_link_remove(&comm->in_device);
-    pthread_mutex_unlock(&device->lock);
-    pthread_mutex_unlock(&device->walk);
+void pn_comm_free(pn_comm_t *comm) {
     pthread_mutex_destroy(&comm->handle_lock);
     pthread_cond_destroy(&comm->lane_wake);
     free(comm->met);
     free(comm);
-    atomic_fetch_sub(&pn_counts.communicators, 1);
 }
 
 void pn_comm_release(pn_comm_t *comm) {
     pthread_mutex_lock(&comm->device->lock);
     bool last = --comm->references == 0;
     pthread_mutex_unlock(&comm->device->lock);
-    if (last)
-        comm_free(comm);
+    if (last) {
+        atomic_fetch_sub(&pn_counts.communicators, 1);
+        pn_waiter_ring(true); /* it may be looking at it: it frees it when it is not */
+    }
 }
 
 CUresult pn_comm_equip(pn_comm_t *comm) {

@@ -59,12 +59,12 @@ CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream) {
     return rc;
 }
 
-CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event, pn_track_t *track) {
+CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event) {
     op->kind = PN_EVENT;
     op->foreign_event = true;
-    if (!(op->comm = watcher_of(device)))
+    pn_track_t *track = pn_track_alone(device);
+    if (!(op->comm = watcher_of(device)) || !track)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    pn_track_start(track, device, NULL, 0);
     pn_op_start(op);
     enlist(op, track, event);
     return CUDA_SUCCESS;
