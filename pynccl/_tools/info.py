@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m pynccl info")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args(arguments)
-    report = {"pynccl": pynccl.__version__}
+    report: dict[str, Any] = {"pynccl": pynccl.__version__}
     report.update({kind: describe(kind) for kind in _engines.KINDS})
     if chosen.json:
         print(json.dumps(report, indent=2))

@@ -1,4 +1,4 @@
-"""The figures of `bench --latency`: one function each, a heartbeat beside those that run on a loop."""
+"""The figures of `bench --latency`: one function each, a heartbeat beside those on a loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import pynccl
 from pynccl import _engines, testing
 from pynccl._native import __path__ as native_path
-from pynccl._tools.bench import Figure, medians
+from pynccl._tools.figures import Figure, medians
 from pynccl._tools.latency_peers import two_processes
 
 LOOPS = 20_000
@@ -37,7 +37,7 @@ def run(rounds: int, only: str | None) -> list[Figure]:
     return [make(rounds) for name, make in makers.items() if only is None or only in name]
 
 
-# ---- helpers -----------------------------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------
 
 
 def on_engine(
@@ -101,7 +101,7 @@ def counts(*functions: str) -> dict[str, int]:
 
 
 def require_counts(before: dict[str, int], calls: int, awaited: bool) -> None:
-    """Every operation: one collective, one event record; a query where awaited. Else the figure is worth nothing."""
+    """Raise unless every operation made one collective call, one event record, one query."""
     after = counts(*before)
     grown = {name: after[name] - before[name] for name in before}
     wanted = {"ncclAllReduce": calls, "cuEventRecord": calls}
@@ -114,7 +114,7 @@ def require_counts(before: dict[str, int], calls: int, awaited: bool) -> None:
 COUNTED = ("ncclAllReduce", "cuEventRecord", "cuEventQuery")
 
 
-# ---- issue -----------------------------------------------------------------------------------------------
+# ---- issue -------------------------------------------------------------------------------
 
 
 def issue_numpy(rounds: int) -> Figure:
@@ -178,7 +178,7 @@ def issue_torch(rounds: int) -> Figure:
     return on_engine("noop", body)
 
 
-# ---- await -----------------------------------------------------------------------------------------------
+# ---- await -------------------------------------------------------------------------------
 
 
 async def timed(body: Callable[[], Awaitable[object]], loops: int) -> float:
@@ -299,7 +299,12 @@ class Held:
         library = ctypes.CDLL(os.fspath(f"{native_path[0]}/libpynccl_host.so"))
         self._library = library
         self._wait = library.cuStreamWaitValue32_v2
-        self._wait.argtypes = [ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint, ctypes.c_uint]
+        self._wait.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_ulonglong,
+            ctypes.c_uint,
+            ctypes.c_uint,
+        ]
         self._context = ctypes.c_void_p()
         ordinal = self.stream.device_ordinal
         assert library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), ordinal) == 0
@@ -320,7 +325,7 @@ class Held:
 
 
 def round_trip(rounds: int) -> Figure:
-    """An operation that ends 10 us after its issue, awaited with spin_us=20, against an executor that waits 10 us."""
+    """An operation that ends 10 us after its issue, against an executor that waits 10 us."""
 
     async def body(comm: pynccl.Communicator) -> Figure:
         x = np.ones(4, np.float32)

@@ -1,6 +1,7 @@
-"""Awaited 8-byte all-reduces between processes: ours, and what an asyncio program can do with mpi4py.
+"""Awaited 8-byte all-reduces between processes: ours, and what asyncio can do with mpi4py.
 
-Run as a module it is one rank: `python -m pynccl._tools.latency_peers ours|mpi`, placed by the environment.
+Run as a module it is one rank: `python -m pynccl._tools.latency_peers ours|mpi`, placed by the
+environment.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pynccl._tools.bench import Figure
+from pynccl._tools.figures import Figure
 
 TURNS = 2000
 ROUNDS = 5
@@ -121,7 +122,7 @@ async def mpi() -> dict[str, float]:
     async def test_loop() -> None:
         request = world.Iallreduce(x, y)
         while not request.Test():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # MPI has nothing to wait for but Test
 
     def in_thread() -> Awaitable[object]:
         return asyncio.to_thread(world.Allreduce, x, y)

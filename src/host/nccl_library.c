@@ -187,6 +187,10 @@ ncclResult_t ncclParamBind(ncclParamHandle_t *out, const char *key) {
 ncclResult_t ncclParamGetParameter(const char *key, const char **value, int *valueLen) {
     host_entry_t entry;
     ncclResult_t result = host_entry_begin(&entry, "ncclParamGetParameter", NULL);
+    if (value != NULL)
+        *value = NULL;
+    if (valueLen != NULL)
+        *valueLen = 0;
     if (result == ncclSuccess)
         result = host_fail(ncclInvalidArgument, "ncclParamGetParameter: the host engine has no parameter %s",
                            key == NULL || value == NULL || valueLen == NULL ? "(null)" : key);
