@@ -6,6 +6,7 @@ Nothing here knows what the bytes are for. Arrows between the modules run down o
     session                        what stays: reports, losses, questions, the goodbye
     hub, client                    rank 0's side and everybody else's
     watch, door                    what rank 0 relays, and whom it lets in
+    choice                         which board an address means
     boards, mpi, store             where rank 0 says which port it has
     channel, handshake, inherited  one connection; one proof of the secret; no sockets in forks
     verdict, address, frames, waiting, slurm   plain values, bytes and deadlines

@@ -13,11 +13,8 @@ import secrets
 from typing import Protocol
 
 from pynccl._bootstrap.address import (
-    Address,
     Endpoint,
     File,
-    Mpi,
-    Store,
     Tcp,
     own_hosts,
     this_machine,
@@ -130,19 +127,3 @@ async def endpoint_here(port: int, nonce: bytes) -> Endpoint:
     """Return rank 0's endpoint with all the names it may be reached by."""
     hosts, machine = await off_loop(lambda: (own_hosts(), this_machine()))
     return Endpoint(hosts, port, nonce, machine)
-
-
-def board_for(address: Address, *, rank: int, size: int) -> Board:
-    """Return the board of an address; the optional libraries are imported when first used."""
-    if isinstance(address, Tcp):
-        return FixedBoard(address)
-    if isinstance(address, File):
-        return FileBoard(address)
-    if isinstance(address, Mpi):
-        from pynccl._bootstrap.mpi import MpiBoard
-
-        return MpiBoard(rank=rank, size=size)
-    assert isinstance(address, Store)
-    from pynccl._bootstrap.store import StoreBoard
-
-    return StoreBoard(address)

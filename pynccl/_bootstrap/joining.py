@@ -9,7 +9,8 @@ import ssl as tls
 from collections.abc import Awaitable, Callable, Mapping
 
 from pynccl._bootstrap.address import NONCE_BYTES, parse
-from pynccl._bootstrap.boards import Board, board_for
+from pynccl._bootstrap.boards import Board
+from pynccl._bootstrap.choice import board_for
 from pynccl._bootstrap.client import Client
 from pynccl._bootstrap.door import Arrival, Door
 from pynccl._bootstrap.frames import HELLO_LIMIT, pack

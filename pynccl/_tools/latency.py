@@ -118,7 +118,7 @@ COUNTED = ("ncclAllReduce", "cuEventRecord", "cuEventQuery")
 
 
 def issue_numpy(rounds: int) -> Figure:
-    """One issue on the no-op engine against a bare ctypes call, and nccl4py where there is one."""
+    """One issue on the no-op engine against a bare ctypes call."""
 
     async def body(comm: pynccl.Communicator) -> Figure:
         x = np.ones(4, np.float32)
@@ -220,7 +220,7 @@ def await_finished(rounds: int) -> Figure:
 
 
 def completions(rounds: int) -> Figure:
-    """A thousand suspended awaits whose operations all end at once, against call_soon_threadsafe each."""
+    """A thousand suspended awaits that all end at once, against call_soon_threadsafe each."""
     devices, each = 8, 125
     name = "completions, 1000 in flight"
 

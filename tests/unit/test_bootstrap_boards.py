@@ -17,7 +17,8 @@ import pytest
 from support.meeting import close, free_port, meet, outcomes, rank, run, tcp, until
 
 from pynccl._bootstrap.address import Endpoint, File, Store, this_machine
-from pynccl._bootstrap.boards import FileBoard, board_for
+from pynccl._bootstrap.boards import FileBoard
+from pynccl._bootstrap.choice import board_for
 from pynccl.errors import BootstrapError, ConfigError, DeadlineError
 
 # file://
