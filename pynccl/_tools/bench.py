@@ -26,7 +26,7 @@ def show(figures: list[Figure]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmark; 1 if a bar is missed or the engine's counts are not what they must be."""
+    """Run it; 1 if a bar is missed. The engine's counts must be right, or it raises."""
     parser = argparse.ArgumentParser(prog="python -m pynccl bench")
     parser.add_argument("--latency", action="store_true", help="issue, await, completion")
     parser.add_argument("--json", action="store_true")

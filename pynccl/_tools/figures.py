@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 class Figure:
     """One row: a figure of ours, its rivals' in the same run, and what the ratio must be.
 
-    `ours` and `rivals` are medians, in `unit`. For times `factor` is rival / ours, for rates it is
-    ours / rival; it must be `must` or more against each rival named there. A rival that is not
-    installed is named in `absent`, with the reason.
+    `ours` and `rivals` are medians, in `unit`. For times `factor` is rival / ours, for rates it
+    is ours / rival; it must be `must` or more against each rival named there. A rival that is
+    not installed is named in `absent`, with the reason.
     """
 
     name: str
