@@ -303,7 +303,8 @@ def live() -> dict[str, int]:
 def hold_driver_lock(seconds: float) -> None:
     """Hold the driver's lock on another thread for a while, as a driver busy elsewhere does.
 
-    Returns when the lock is held. Only the gpulike temper has such a lock.
+    Returns when the lock is held. Until it is free again every call to the driver waits, in both
+    tempers.
 
     Args:
         seconds: for how long.

@@ -45,9 +45,7 @@ def arrays(comms: Sequence[Communicator], count: int = 4) -> list[NDArray[np.flo
     return [np.full(count, comm.rank + 1, np.float32) for comm in comms]
 
 
-def reduce_all(
-    comms: Sequence[Communicator], xs: Sequence[Any], **options: Any
-) -> list[Work]:
+def reduce_all(comms: Sequence[Communicator], xs: Sequence[Any], **options: Any) -> list[Work]:
     """Issue an all-reduce on every rank."""
     return [comm.all_reduce(x, **options) for comm, x in zip(comms, xs, strict=True)]
 

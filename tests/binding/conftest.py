@@ -28,7 +28,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = inspect.signature(function).parameters
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    loops.run_on(pyfuncitem.funcargs.get("loop", "debug"), function(**arguments))
+    kind = str(pyfuncitem.funcargs.get("loop", "debug"))
+    loops.run_on(kind, function(**arguments))
     return True
 
 

@@ -1,4 +1,4 @@
-"""An array library of our own, by hand: host memory that shows itself by DLPack and nothing else."""
+"""An array library by hand: host memory that shows itself by DLPack and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that the binding did not make, with host functions on it, as another library has one."""
+"""A stream that the binding did not make, as another library has one, with host functions."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ async def test_pending_operations_are_aborted(temper: str, loop: str) -> None:
         assert time.perf_counter() - start < 0.5
         for work in works:
             assert work.done()
-            with pytest.raises(AbortedError, match="all_reduce.*aborted on this side"):
+            with pytest.raises(AbortedError, match=r"all_reduce.*aborted on this side"):
                 await work
         with pytest.raises(AbortedError):
             await waiting
@@ -64,7 +63,7 @@ async def test_buffers_are_held_until_the_abort_has_returned(temper: str) -> Non
         x = np.zeros(1 << 20, np.uint8)
         dead: list[float] = []
         weakref.finalize(x, lambda: dead.append(time.perf_counter()))
-        with testing.faults("abort:delay=100ms,times=1"):
+        with testing.faults("abort:delay=300ms,times=1"):
             work = comms[0].all_reduce(x)
             del x
             await asyncio.sleep(0.02)
@@ -72,12 +71,9 @@ async def test_buffers_are_held_until_the_abort_has_returned(temper: str) -> Non
             with pytest.raises(AbortedError):
                 await work
             del work
-            gc.collect()
             assert not dead  # its communicator is not gone yet, and may still write
             assert await ending == "clean"
-            end = time.perf_counter() + 1
-            while not dead and time.perf_counter() < end:
-                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
         assert dead
         await abort(comms)
 
@@ -142,19 +138,19 @@ async def test_a_group_whose_communicator_is_aborted_before_its_turn(
 ) -> None:
     """Nothing of it is issued; the other communicator of the group hears of it and goes on."""
     async with clique(2, warm=True) as firsts, clique(2, warm=True) as others:
-        pair = [firsts[0], others[0]]
+        pair = [firsts[0], others[0]] if leader == 0 else [others[0], firsts[0]]
         with testing.faults("call:delay=200ms,name=ncclBroadcast"):
             busy = firsts[0].broadcast(np.zeros(4))  # holds the lane, and the group up
             await asyncio.sleep(0.01)
             with testing.journal() as journal:
                 with pynccl.group():
-                    works = [c.all_reduce(np.zeros(4)) for c in (pair[leader], pair[1 - leader])]
+                    works = reduce_all(pair, arrays(pair))
                 await asyncio.sleep(0.01)
                 await firsts[0].abort()
-                mine, other = works if leader == 0 else reversed(works)
+                mine, other = works if leader == 0 else works[::-1]
                 with pytest.raises(AbortedError):
                     await mine
-                with pytest.raises(pynccl.UsageError, match="another communicator of the group"):
+                with pytest.raises(pynccl.UsageError, match="another communicator"):
                     await other
                 assert not journal.named("ncclAllReduce")
             with pytest.raises(AbortedError):

@@ -1,4 +1,4 @@
-"""Every wait has a deadline that raises, says what it waited for, and leaves the process well."""
+"""Every wait has a deadline that raises, says what it waited for, and spares the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_what_a_deadline_error_says(loop: str) -> None:
         x = np.zeros((3, 5), np.float64)
         start = time.perf_counter()
         work = comms[0].all_reduce(x, timeout=0.1)
-        with pytest.raises(DeadlineError, match="all_reduce.*120 bytes of float64") as raised:
+        with pytest.raises(DeadlineError, match=r"all_reduce.*120 bytes of float64") as raised:
             await work
         waited = time.perf_counter() - start
         error = raised.value
@@ -137,13 +137,13 @@ async def test_a_deadline_of_a_group(grouped: bool) -> None:
         await abort(comms)
 
 
-# ---- creation, split, close -------------------------------------------------------------------
+# ---- creation, split, close ------------------------------------------------------------------
 
 
 async def test_a_rank_that_never_comes() -> None:
     unique_id = await pynccl.unique_id("cpu")
     start = time.perf_counter()
-    with pytest.raises(DeadlineError, match="init.*rank 0 of 2") as raised:
+    with pytest.raises(DeadlineError, match=r"init.*rank 0 of 2") as raised:
         await pynccl.Communicator.create(2, 0, unique_id, device="cpu", timeout=0.1)
     assert 0.1 <= time.perf_counter() - start < 0.5
     assert raised.value.operation == "init"
@@ -187,7 +187,7 @@ async def test_one_failed_init_fails_the_others_at_once() -> None:
     assert time.perf_counter() - start < 2
 
 
-# ---- nobody waits on the loop -------------------------------------------------------------------
+# ---- nobody waits on the loop ----------------------------------------------------------------
 
 
 async def test_the_loop_beats_on_while_everything_hangs() -> None:

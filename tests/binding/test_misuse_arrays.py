@@ -147,7 +147,8 @@ async def test_in_place_as_nccl_has_it_is_no_overlap(temper: str, rank: int) -> 
         assert results[rank] is whole[rank]
         assert whole[rank].tolist() == [1, 1, 2, 2]
         for comm, array in zip(comms, whole, strict=True):
-            works.append(comm.reduce_scatter(array, out=array[2 * comm.rank : 2 * comm.rank + 2]))
+            block = array[2 * comm.rank : 2 * comm.rank + 2]
+            works.append(comm.reduce_scatter(array, out=block))
         await works[-2]
         await works[-1]
         assert whole[rank][2 * rank : 2 * rank + 2].tolist() == [2 * rank + 2] * 2

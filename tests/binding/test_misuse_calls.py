@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ X = np.zeros(4, np.float32)
 WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     **{
         f"{what} {value!r}": (
-            lambda c, call=call, value=value: call(c, value),
+            partial(call, value),
             ConfigError,
             rf"{what} must be a rank from 0 to 1, not {value!r}",
         )
         for what, call in {
-            "root": lambda c, value: c.broadcast(X, value),
-            "peer": lambda c, value: c.send(X, value),
+            "root": lambda value, c: c.broadcast(X, value),
+            "peer": lambda value, c: c.send(X, value),
         }.items()
         for value in (-1, 2, True, 1.0, 0.5, "1", None)
     },
@@ -77,7 +78,8 @@ async def test_a_wrong_call_is_refused(temper: str, name: str) -> None:
 async def test_a_numpy_integer_is_a_rank(temper: str) -> None:
     async with clique(2) as comms:
         xs = arrays(comms)
-        await pynccl.wait(*(c.broadcast(x, np.int64(1)) for c, x in zip(comms, xs, strict=True)))
+        one = np.int64(1)
+        await pynccl.wait(*(c.broadcast(x, one) for c, x in zip(comms, xs, strict=True)))
         assert xs[0].tolist() == [2.0] * 4
 
 
@@ -159,23 +161,23 @@ async def test_a_failed_communicator(temper: str) -> None:
             await comms[0].all_reduce(arrays(comms)[0], timeout=0.01)
         assert comms[0].state == "failed"
         with testing.journal() as journal:
-            with pytest.raises(UsageError, match=r"has failed.*all_reduce.*deadline") as raised:
+            with pytest.raises(UsageError, match=r"has failed.*all_reduce.*deadline") as wrong:
                 comms[0].all_reduce(X)
             with pytest.raises(UsageError, match="has failed"):
                 await comms[0].split(0)
-        assert isinstance(raised.value.__cause__, pynccl.DeadlineError)
+        assert isinstance(wrong.value.__cause__, pynccl.DeadlineError)
         assert journal.nccl() == []
         await abort(comms)
 
 
-# ---- groups ------------------------------------------------------------------------------------
+# ---- groups ----------------------------------------------------------------------------------
 
 
 async def test_awaiting_inside_an_open_group(temper: str) -> None:
     """It would never end: nothing of a group is issued before its block ends."""
     async with clique(1) as comms:
         x = arrays(comms)[0]
-        with pytest.raises(UsageError, match="recorded in a group that is still open"):
+        with pytest.raises(UsageError, match="is still open"):
             async with pynccl.group():
                 await comms[0].all_reduce(x)
         for ask in ("future", "wait"):
@@ -195,21 +197,27 @@ async def test_a_group_that_raises_issues_nothing(temper: str) -> None:
     async with clique(2, warm=True) as comms:
         xs = arrays(comms)
         works: list[Any] = []
-        with testing.journal() as journal, pytest.raises(ZeroDivisionError):
+        with (
+            testing.journal() as journal,
+            pytest.raises(ZeroDivisionError),
+        ):
             async with pynccl.group():
                 works += reduce_all(comms, xs)
                 works.append(1 / 0)
         assert journal.nccl() == []
         assert [x[0] for x in xs] == [1.0, 2.0]
         for work in works:
-            with pytest.raises(UsageError, match="never issued: the group.*exception"):
+            with pytest.raises(UsageError, match=r"never issued: the group.*exception"):
                 await work
         await all_reduced(comms)
 
 
 async def test_a_wrong_call_in_a_group_issues_nothing_of_it(temper: str) -> None:
     async with clique(2, warm=True) as comms:
-        with testing.journal() as journal, pytest.raises(ConfigError, match="peer"):
+        with (
+            testing.journal() as journal,
+            pytest.raises(ConfigError, match="peer"),
+        ):
             async with pynccl.group():
                 comms[0].send(X, 1)
                 comms[1].recv(X, 9)
@@ -237,7 +245,7 @@ async def test_a_group_with_a_closed_communicator(temper: str) -> None:
             pass
         with (
             testing.journal() as journal,
-            pytest.raises(UsageError, match="communicator is closed"),
+            pytest.raises(UsageError, match="is closed"),
         ):
             async with pynccl.group():
                 good = open_ones[0].all_reduce(X)
@@ -259,7 +267,7 @@ async def test_another_task_is_not_in_the_group(temper: str) -> None:
 async def test_wait_on_a_loop_thread(temper: str) -> None:
     async with clique(1) as comms:
         work = comms[0].all_reduce(arrays(comms)[0])
-        with pytest.raises(UsageError, match="would block the event loop.*await"):
+        with pytest.raises(UsageError, match=r"would block the event loop.*await"):
             work.wait()
         result = await asyncio.to_thread(work.wait)
         assert result.tolist() == [1.0] * 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,17 +41,16 @@ async def test_a_deferred_call_sees_what_came_before(temper: str) -> None:
         with ForeignStream(0) as first, ForeignStream(1) as second:
             works = []
             for stream, comm, x in zip((first, second), comms, xs, strict=True):
-                value = comm.rank + 1.0
-                stream.launch(lambda x=x, value=value: (_pause(), x.fill(value)))
+                stream.launch(partial(late, x, comm.rank + 1.0))
                 works.append(comm.all_reduce(x, stream=stream))
             await pynccl.wait(*works)
         assert [x.tolist() for x in xs] == [[3.0] * 4] * 2
 
 
-def _pause() -> None:
-    import time
-
+def late(x: Any, value: float) -> None:
+    """Fill x, after a while."""
     time.sleep(0.03)
+    x.fill(value)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -116,7 +117,11 @@ async def test_a_stream_of_another_kind(temper: str) -> None:
         assert journal.nccl() == []
 
 
-# ---- each rank in a process of its own: deferred by first contact, inline later ------------------
+# ---- each rank in a process of its own: deferred by first contact, inline later --------------
+
+
+def look(x: Any, seen: list[bool]) -> None:
+    seen.append(bool((x == 3).all()))
 
 
 async def followed(comm: Any) -> list[bool]:
@@ -127,7 +132,7 @@ async def followed(comm: Any) -> list[bool]:
             x = np.full(count, comm.rank + 1, np.float32)
             seen: list[bool] = []
             work = comm.all_reduce(x, stream=stream)
-            stream.launch(lambda x=x, seen=seen: seen.append(bool((x == 3).all())))
+            stream.launch(partial(look, x, seen))
             await work
             await asyncio.to_thread(stream.synchronize)
             right += seen

@@ -44,7 +44,7 @@ async def test_one_journal_at_a_time() -> None:
 async def test_faults_strike_inside_the_block_only(temper: str) -> None:
     async with clique(1, warm=True) as comms:
         with testing.faults("call:fail=4,name=ncclAllReduce,times=1"):
-            with pytest.raises(ConfigError, match="ncclAllReduce.*injected fault") as raised:
+            with pytest.raises(ConfigError, match=r"ncclAllReduce.*injected fault") as raised:
                 await comms[0].all_reduce(np.zeros(4))
             assert raised.value.function == "ncclAllReduce"
             assert raised.value.result == 4
@@ -76,17 +76,17 @@ def test_a_rule_that_is_not_understood(rules: str) -> None:
 
 def test_settings_are_put_back() -> None:
     with testing.settings(temper="gpulike", mode="faithful"):
-        with pytest.raises(ConfigError, match="refuses temper='lukewarm'"):
-            with testing.settings(mode="strict", temper="lukewarm"):
-                pass
+        wrong = testing.settings(mode="strict", temper="lukewarm")
+        with pytest.raises(ConfigError, match="refuses temper='lukewarm'"), wrong:
+            pass
         assert testing._in_force["mode"] == "faithful"
         with testing.temper("quick"):
             assert testing._in_force["temper"] == "quick"
         assert testing._in_force["temper"] == "gpulike"
     assert testing._in_force["temper"] == "quick"
-    with pytest.raises(ConfigError, match="no setting 'moon'; it has mode, temper"):
-        with testing.settings(moon="full"):
-            pass
+    wrong = testing.settings(moon="full")
+    with pytest.raises(ConfigError, match="no setting 'moon'; it has mode, temper"), wrong:
+        pass
 
 
 async def test_live_counts_the_engines_objects() -> None:
@@ -99,13 +99,13 @@ async def test_live_counts_the_engines_objects() -> None:
 
 
 async def test_a_busy_driver(temper: str) -> None:
-    """A query waits for the driver's lock, as on a GPU; the quick temper has no such lock."""
+    """A query waits for the driver's lock, as on a GPU whose driver is in another call."""
     async with clique(1, warm=True) as comms:
-        with testing.faults("op:delay=150ms"):
+        with testing.faults("op:delay=500ms"):
             works = reduce_all(comms, arrays(comms))
-            testing.hold_driver_lock(0.05)
+            testing.hold_driver_lock(0.25)
             start = time.perf_counter()
             assert not works[0].done()
-            waited = time.perf_counter() - start > 0.03
+            waited = time.perf_counter() - start > 0.15
             await works[0]
-        assert waited == (temper == "gpulike")
+        assert waited

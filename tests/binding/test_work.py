@@ -222,12 +222,12 @@ if sys.version_info >= (3, 11):
             assert xs[0].tolist() == [sum(range(1, ranks + 1))] * 4
             with testing.faults(SLOW):
                 works = reduce_all(comms, xs)
-                with pytest.raises(ExceptionGroup) as raised:
+                with pytest.raises(ExceptionGroup) as raised:  # noqa: F821 (3.11; a block)
                     async with asyncio.TaskGroup() as tasks:
                         tasks.create_task(awaited(works[0]))
                         tasks.create_task(fails())
                 assert isinstance(raised.value.exceptions[0], ZeroDivisionError)
-                await pynccl.wait(*works)  # the sibling's wait was cancelled, the operation was not
+                await pynccl.wait(*works)  # a wait was cancelled, no operation
 
 
 async def fails() -> None:
@@ -258,7 +258,7 @@ async def test_finished_work_does_not_starve_the_loop(loop: str, ranks: int) -> 
         assert turns >= 2000 / 128 - 1
 
 
-# ---- without a loop ----------------------------------------------------------------------------
+# ---- without a loop --------------------------------------------------------------------------
 
 
 def made(ranks: int) -> list[pynccl.Communicator]:
@@ -275,7 +275,7 @@ def test_wait_without_a_loop(ranks: int) -> None:
     with testing.faults(SLOW):
         works = reduce_all(comms, xs)
         start = time.perf_counter()
-        with pytest.raises(TimeoutError, match="has not ended within 0.005 s"):
+        with pytest.raises(TimeoutError, match=r"has not ended within 0\.005 s"):
             works[0].wait(0.005)
         assert time.perf_counter() - start < 0.05
         assert works[0].wait() is xs[0]
