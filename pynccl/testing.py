@@ -303,8 +303,7 @@ def live() -> dict[str, int]:
 def hold_driver_lock(seconds: float) -> None:
     """Hold the driver's lock on another thread for a while, as a driver busy elsewhere does.
 
-    Returns when the lock is held. Until it is free again every call to the driver waits, in both
-    tempers.
+    Returns when the lock is held. Until it is free again every call to the driver waits.
 
     Args:
         seconds: for how long.
