@@ -237,7 +237,11 @@ cdef extern from "bind/bind.h" nogil:
     CUresult pn_op_order(pn_op_t *op, CUstream stream)
     CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream)
     CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event)
-    bint pn_burst_overdue()
+    ctypedef enum pn_burst_t:
+        PN_BURST_GOES_ON
+        PN_BURST_ENDS_TURN
+    pn_burst_t pn_burst_await()
+    void pn_burst_turn()
     void pn_burst_reset()
     void pn_suspended(int change)
     bint pn_may_spin()

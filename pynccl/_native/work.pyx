@@ -24,8 +24,12 @@ from pynccl._native.abi cimport (
     PN_OK,
     CUresult,
     CUstream,
-    pn_burst_overdue,
+    PN_BURST_ENDS_TURN,
+    PN_BURST_GOES_ON,
+    pn_burst_await,
     pn_burst_reset,
+    pn_burst_t,
+    pn_burst_turn,
     pn_done_some,
     pn_forked,
     pn_may_spin,
@@ -383,6 +387,25 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
     return True
 
 
+def loop_has_turned():
+    """Called by the loop, once it has been round since a burst of awaits ended."""
+    pn_burst_turn()
+
+
+cdef bint gives_way() except -1:
+    """Whether this await of finished work has to let the loop go round first."""
+    cdef pn_burst_t burst = pn_burst_await()
+    if burst == PN_BURST_GOES_ON:
+        return False
+    if burst == PN_BURST_ENDS_TURN:
+        loop = running_loop()
+        if loop is None:
+            pn_burst_turn()
+        else:
+            loop.call_soon(loop_has_turned)
+    return True
+
+
 cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except -1:
     """am_send: finish, or suspend on a future."""
     cdef Work work = <Work>self
@@ -404,7 +427,7 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
             result[0] = <PyObject *>future
             return PYGEN_NEXT
         work.poll()
-    elif pn_burst_overdue():
+    elif gives_way():
         Py_INCREF(None)
         result[0] = <PyObject *>None
         return PYGEN_NEXT

@@ -369,10 +369,13 @@ void pn_op_recycle(pn_op_t *op);                      /* its event, hand-off and
 void pn_track_append(pn_track_t *track, pn_op_t *op); /* device->lock held */
 void pn_track_poll(pn_track_t *track);                /* no lock held */
 void pn_waiter_ring(bool now);                        /* something is pending; `now`: somebody waits */
-/* Fairness: whether this thread has awaited finished work so often, or for so long, that its loop should have
- * a turn; and that it has just had one. */
-bool pn_burst_overdue(void);
-void pn_burst_reset(void);
+/* Fairness: awaits of finished work come in bursts, and after so many of them, or so much time, the task has to
+ * give way to its loop. The first burst that ends asks for a call of pn_burst_turn when the loop has come round;
+ * until then other tasks' bursts are shorter, so that a hundred of them do not add up. All of this thread. */
+typedef enum { PN_BURST_GOES_ON, PN_BURST_ENDS, PN_BURST_ENDS_TURN } pn_burst_t;
+pn_burst_t pn_burst_await(void);
+void pn_burst_reset(void); /* the task gives way for another reason */
+void pn_burst_turn(void);
 /* An await may poll for a while before it suspends, but not while others of its loop are suspended already: a
  * thousand of them would hold the loop up one after another. */
 void pn_suspended(int change);

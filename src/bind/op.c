@@ -97,23 +97,35 @@ pn_op_t *pn_done_take(void) {
 
 #define BURST_AWAITS 128
 #define BURST_NS (500 * 1000)
+/* What later bursts of the same turn may take: a part each of that, and all together no longer. */
+#define LATER_SHARE 8
+#define LATER_NS (2 * 1000 * 1000)
 
 static _Thread_local int burst_count;
 static _Thread_local int64_t burst_start;
-static _Thread_local int suspended; /* awaits of this thread's loop that wait for its mailbox */
+static _Thread_local int64_t burst_ended; /* when the turn's first one did; 0: none has */
+static _Thread_local int suspended;       /* awaits of this thread's loop that wait for its mailbox */
 
-bool pn_burst_overdue(void) {
+pn_burst_t pn_burst_await(void) {
     int64_t now = pn_now_ns();
+    int share = !burst_ended ? 1 : now - burst_ended < LATER_NS ? LATER_SHARE : BURST_AWAITS;
     if (burst_count++ == 0)
         burst_start = now;
-    if (burst_count < BURST_AWAITS && now - burst_start < BURST_NS)
-        return false;
+    if (burst_count < BURST_AWAITS / share && now - burst_start < BURST_NS / share)
+        return PN_BURST_GOES_ON;
     burst_count = 0;
-    return true;
+    if (burst_ended)
+        return PN_BURST_ENDS;
+    burst_ended = now;
+    return PN_BURST_ENDS_TURN;
 }
 
 void pn_burst_reset(void) {
     burst_count = 0;
+}
+
+void pn_burst_turn(void) {
+    burst_ended = 0;
 }
 
 void pn_suspended(int change) {
