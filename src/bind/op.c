@@ -97,9 +97,11 @@ pn_op_t *pn_done_take(void) {
 
 #define BURST_AWAITS 128
 #define BURST_NS (500 * 1000)
-/* What later bursts of the same turn may take: a part each of that, and all together no longer. */
+/* What later bursts of the same turn may take: a part each of that; and after a while, one await at a time. */
 #define LATER_SHARE 8
 #define LATER_NS (2 * 1000 * 1000)
+#define LEAST_SHARE (BURST_AWAITS / 2)
+#define TURN_LOST_NS (100 * 1000 * 1000) /* its loop was closed, and will not tell */
 
 static _Thread_local int burst_count;
 static _Thread_local int64_t burst_start;
@@ -108,7 +110,9 @@ static _Thread_local int suspended;       /* awaits of this thread's loop that w
 
 pn_burst_t pn_burst_await(void) {
     int64_t now = pn_now_ns();
-    int share = !burst_ended ? 1 : now - burst_ended < LATER_NS ? LATER_SHARE : BURST_AWAITS;
+    if (now - burst_ended > TURN_LOST_NS)
+        burst_ended = 0;
+    int share = !burst_ended ? 1 : now - burst_ended < LATER_NS ? LATER_SHARE : LEAST_SHARE;
     if (burst_count++ == 0)
         burst_start = now;
     if (burst_count < BURST_AWAITS / share && now - burst_start < BURST_NS / share)
