@@ -15,6 +15,11 @@ from pynccl.errors import ConfigError, NcclError, UsageError
 #: Seconds that an abort waits for threads inside a native call before it gives their handles
 #: up.
 ABORT_BOUND = 5.0
+#: Seconds that is waited for the abort behind a failed close: the deadline is over already.
+CLOSE_GRACE = 0.25
+#: Seconds that a block which ends with an exception waits for its abort; Ctrl-C waits behind
+#: it.
+LEAVE_GRACE = 1.0
 #: Microseconds that an await polls before it suspends, where the peers have their own
 #: processes.
 SPIN_US = 20.0
@@ -136,9 +141,9 @@ class Communicator(Lifecycle):
             if self._closing is not None and self.state == "closing":
                 await self._closing  # also for a second close() meanwhile
             else:
-                await self.abort()
+                await self.abort(CLOSE_GRACE)
         except NcclError:
-            await self.abort()
+            await self.abort(CLOSE_GRACE)
             raise
         finally:
             await self._leave(polite=True)
@@ -149,9 +154,12 @@ class Communicator(Lifecycle):
         Pending operations raise AbortedError at once; their arrays are held until the abort has
         returned.
 
+        Args:
+            timeout: seconds to wait for it; it goes on behind that.
+
         Returns:
-            ``"clean"``, or ``"abandoned"`` if a native call did not come out of it within the
-            bound.
+            ``"clean"``, or ``"abandoned"`` if it has not returned in time: ``diagnostics()``
+            counts what is left.
         """
         return await abort_together([self], timeout)
 
@@ -176,7 +184,7 @@ class Communicator(Lifecycle):
         if kind is None:
             await self.close()
         else:
-            await self.abort()
+            await self.abort(LEAVE_GRACE)
 
     def __repr__(self) -> str:
         return (
@@ -196,8 +204,7 @@ async def abort_together(comms: Sequence[Communicator], timeout: float | None = 
     alive = [comm for comm in comms if comm.state not in ("closed", "aborting")]
     outcome = "clean"
     if alive:
-        bound = ABORT_BOUND if timeout is None else min(ABORT_BOUND, timeout)
-        work = abort_all(list(alive), timeout, bound)
+        work = abort_all(list(alive), timeout, ABORT_BOUND)
         with contextlib.suppress(NcclError):
             await work
         if work.exception() is not None:

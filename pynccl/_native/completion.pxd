@@ -4,6 +4,7 @@ cdef class Operation:
     cdef pn_op_t c
     cdef object keep
     cdef list waits         # pairs of (Reactor, futures), while it has not ended
+    cdef int failed(self) except -1
 
 cdef class Reactor:
     cdef pn_mailbox_t *box

@@ -14,6 +14,7 @@ from cpython.mem cimport PyMem_Free
 from cpython.ref cimport Py_DECREF
 
 from pynccl._native.abi cimport (
+    PN_OK,
     pn_burst_reset,
     pn_done_some,
     pn_done_take,
@@ -39,6 +40,10 @@ cdef object running_loop = _get_running_loop
 cdef class Operation:
     """A native operation, and what owns its buffers until the device is done with them."""
 
+    cdef int failed(self) except -1:
+        """It has ended with a failure, and is about to be let go of."""
+        return 0
+
 
 # ---- draining --------------------------------------------------------------------------------
 
@@ -52,6 +57,8 @@ cdef int drain_done() except -1:
         held = <Operation>op.owner
         held.keep = None
         held.waits = None
+        if op.outcome.source != PN_OK:
+            held.failed()
         Py_DECREF(held)
         op = following
     # An operation is put on the done list after its waits into their mailboxes.

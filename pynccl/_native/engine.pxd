@@ -4,6 +4,7 @@ cdef class Engine:
     cdef pn_engine_t *c
     cdef readonly str name
     cdef readonly bint is_cuda
+    cdef int usable(self) except -1
     cdef pn_device_t *device(self, int ordinal) except NULL
 
 cdef int check_nccl(Engine engine, ncclResult_t result, const char *function) except -1

@@ -16,6 +16,7 @@ from pynccl._native.abi cimport (
     pn_engine_open,
     pn_engine_path,
     pn_engine_symbol,
+    pn_forked,
     pn_live_watch_fork,
     pn_nccl_since,
     pn_outcome_t,
@@ -148,6 +149,15 @@ cdef class Engine:
         needs = f"needs NCCL {first}" if since else "is not known here"
         raise errors.NotSupportedError(f"{function} {needs}, loaded is {here}")
 
+    cdef int usable(self) except -1:
+        """Raise in the child of a process that has opened the engine."""
+        if pn_forked:
+            raise errors.UsageError(
+                f"the {self.name} engine was opened before a fork: neither CUDA nor NCCL can be "
+                "used in the child; start it with the spawn method"
+            )
+        return 0
+
     def unique_id(self):
         """128 fresh bytes for one communicator (``ncclGetUniqueId``).
 
@@ -155,6 +165,7 @@ cdef class Engine:
         """
         cdef ncclUniqueId made
         cdef ncclResult_t result
+        self.usable()
         with nogil:
             result = self.c.nccl.ncclGetUniqueId(&made)
         check_nccl(self, result, b"ncclGetUniqueId")
@@ -177,6 +188,7 @@ cdef class Engine:
         """How many devices there are (``cuDeviceGetCount``); initialises the driver."""
         cdef int count = 0
         cdef CUresult result
+        self.usable()
         with nogil:
             result = self.c.cuda.cuInit(0)
             if result == CUDA_SUCCESS:
@@ -207,6 +219,7 @@ cdef class Engine:
     cdef pn_device_t *device(self, int ordinal) except NULL:
         cdef pn_outcome_t why
         cdef pn_device_t *found
+        self.usable()
         with nogil:
             found = pn_device_get(self.c, ordinal, &why)
         if found == NULL:

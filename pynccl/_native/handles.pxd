@@ -9,8 +9,17 @@ cdef class CommHandle:
     cdef readonly int device_ordinal
     cdef int64_t timeout_ns
     cdef int64_t spin_ns
+    cdef object home            # a weak reference to the loop that made it, or None
+    cdef bint failure_seen      # somebody has been told
     cdef object __weakref__
     cdef int usable(self) except -1
     cdef object failure_exception(self)
 
 cdef int refuse_fork() except -1
+
+
+cdef class Unseen:
+    cdef object error
+    cdef str what
+    cdef CommHandle comm
+    cdef bint follows       # another operation's failure has ended it

@@ -5,10 +5,14 @@
    is freed under them.
 3. Dropping the last Python reference never waits: an open communicator is aborted on a helper
    thread, with a ResourceWarning, since its peers may be waiting for it.
-4. After a fork the child's handles are inert: they refuse every use and free nothing.
+4. What one failure has taken down is reported once, and an abort on this side never: see
+   Unseen.
+5. After a fork the child's handles are inert: they refuse every use and free nothing.
 """
 
 import warnings
+import weakref
+from asyncio import _get_running_loop
 
 from pynccl._native.abi cimport (
     PN_ABORTING,
@@ -59,6 +63,8 @@ cdef class CommHandle:
         self.engine = engine
         self.device_ordinal = device
         self.timeout_ns = 600 * 1000000000
+        loop = _get_running_loop()
+        self.home = None if loop is None else weakref.ref(loop)
         with nogil:
             self.c = pn_comm_new(found, rank, size)
         if self.c == NULL:
@@ -173,6 +179,46 @@ cdef class CommHandle:
         if source == PN_FROM_ABORT:
             return errors.AbortedError(f"{who}: aborted on this side")
         return None
+
+
+# ---- failures that nobody has seen ----------------------------------------------------------
+
+cdef class Unseen:
+    """The failure of a Work; tells of it when it is dropped with its Work."""
+
+    def __del__(self):
+        cdef CommHandle comm = self.comm
+        if self.error is None or (self.follows and comm.failure_seen):
+            return
+        context = {
+            "message": f"{self.what} failed, and nobody has asked for its outcome",
+            "exception": self.error,
+        }
+        if comm is not None:
+            comm.failure_seen = True
+        try:
+            tell(comm, context)
+        except Exception:
+            pass  # the interpreter is going, and a finaliser has nobody to tell
+
+
+cdef int tell(CommHandle comm, dict context) except -1:
+    """Hand a report to the running loop, to the communicator's own, or to the log."""
+    loop = _get_running_loop()
+    if loop is not None:
+        loop.call_exception_handler(context)
+        return 0
+    home = comm.home() if comm is not None and comm.home is not None else None
+    if home is not None and not home.is_closed():
+        try:
+            home.call_soon_threadsafe(home.call_exception_handler, context)
+            return 0
+        except RuntimeError:
+            pass  # closed just now
+    import logging
+
+    logging.getLogger("pynccl").error(context["message"], exc_info=context["exception"])
+    return 0
 
 
 cpdef object timeout_to_ns(seconds):

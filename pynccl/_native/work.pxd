@@ -2,7 +2,7 @@ from libc.stdint cimport int64_t
 
 from pynccl._native.completion cimport Operation
 from pynccl._native.engine cimport Engine
-from pynccl._native.handles cimport CommHandle
+from pynccl._native.handles cimport CommHandle, Unseen
 
 cdef class Work(Operation):
     cdef Engine engine
@@ -14,6 +14,8 @@ cdef class Work(Operation):
     cdef size_t producer    # the stream of the array's library, where the hand-off is ours to make
     cdef bint hands_off
     cdef object timing      # two events, for a timed operation
+    cdef bint seen          # somebody has been given its failure
+    cdef Unseen unseen      # its failure, while nobody has asked for it
     cdef bint converted
     cdef object __weakref__
     cdef bint poll(self) noexcept

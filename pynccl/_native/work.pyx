@@ -4,6 +4,8 @@
    Cancelling an await drops that future and nothing else.
 2. The outcome is fixed natively, once; an exception is built when somebody asks for it.
 3. A Work of a group that has not ended has no owner yet: it cannot be waited for.
+4. A failure that nobody has asked for is reported when its Work is dropped. Aborts on this side
+   are wanted, and one report is enough for all that one failure has taken down.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -15,7 +17,9 @@ from libc.stdlib cimport free
 from pynccl._native.abi cimport (
     CUDA_SUCCESS,
     PN_FROM_ABORT,
+    PN_EVENT,
     PN_FROM_CLOSED,
+    PN_FROM_COMM,
     PN_FROM_CUDA,
     PN_FROM_DEADLINE,
     PN_FROM_NCCL,
@@ -45,7 +49,7 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.completion cimport Operation, Reactor, drain_done, reactor_of
 from pynccl._native.engine cimport cuda_exception, nccl_exception
-from pynccl._native.handles cimport CommHandle, refuse_fork
+from pynccl._native.handles cimport CommHandle, Unseen, refuse_fork
 from pynccl._native.view cimport as_native, dtype_name
 
 from asyncio import Future, _get_running_loop
@@ -140,7 +144,29 @@ cdef class Work(Operation):
         them the caller's arrays.
         """
         cdef int source = self.c.outcome.source
-        return None if source == PN_OK else self.make_error(source)
+        if source == PN_OK:
+            return None
+        self.seen = True
+        self.unseen = None
+        if self.comm is not None:
+            self.comm.failure_seen = True
+        return self.make_error(source)
+
+    cdef int failed(self) except -1:
+        cdef int source = self.c.outcome.source
+        cdef Unseen unseen
+        # Who awaits a management call is told in any case.
+        if self.seen or PN_INIT <= self.c.kind != PN_EVENT:
+            return 0
+        error = self.make_error(source)
+        if not isinstance(error, errors.AbortedError):
+            unseen = Unseen.__new__(Unseen)
+            unseen.error = error
+            unseen.what = self.what()
+            unseen.comm = self.comm
+            unseen.follows = source == PN_FROM_COMM
+            self.unseen = unseen
+        return 0
 
     def what(self):
         """The operation in words, as messages name it."""
@@ -303,6 +329,7 @@ cdef class Work(Operation):
         """
         if self.timing is None:
             raise errors.UsageError(f"{self.what()} was not called with timed=True")
+        refuse_fork()
         if not self.poll() or self.failure() is not None:
             raise errors.UsageError(f"{self.what()} has not ended well, so it has no duration")
         begin, end = self.timing

@@ -294,9 +294,11 @@ bool pn_let_go(pn_op_t *op);
  * PN_FROM_COMM. The first failure stays. False, and nothing happens, if the culprit has ended meanwhile. */
 bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit, pn_outcome_t why, pn_state_t state, const char *detail);
 /* Fail what is pending now; then, on a helper thread, raise every abort flag in one native group, wait at
- * most `bound_ns` for threads inside a call, and reclaim. Finishes and releases `op` (or NULL): PN_OK, or
- * PN_FROM_ABORT if a handle had to be abandoned. */
+ * most `bound_ns` for threads inside a call, and reclaim. Finishes `op` (or NULL): PN_OK, or PN_FROM_ABORT or
+ * PN_FROM_DEADLINE if the handles had to be abandoned. */
 void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns);
+/* What aborts have not got rid of within their bounds: communicators, and threads that are inside a call. */
+void pn_abort_overdue(long *communicators, long *threads);
 void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
 void pn_comm_release(pn_comm_t *comm);               /* one reference; no lock held */
 void pn_comm_free(pn_comm_t *comm);                  /* the waiter's */
@@ -417,7 +419,7 @@ typedef struct {
 } pn_live_t;
 typedef struct {
     _Atomic long operations, communicators, streams, events, gates, lanes, helpers, mailboxes;
-    _Atomic long abandoned_communicators, stuck_threads;
+    _Atomic long abandoned; /* handles that the library refused to let go of */
 } pn_counts_t;
 extern pn_counts_t pn_counts;
 extern atomic_bool pn_forked; /* this process is a child of the one that used the engine */

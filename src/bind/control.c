@@ -186,6 +186,8 @@ static void run_close(pn_task_t *task, pn_comm_t *comm) {
         pthread_mutex_unlock(&comm->handle_lock);
         why.function = "ncclCommDestroy";
         why.code = (int)nccl->ncclCommDestroy(handle);
+        if (why.code != 0)
+            atomic_fetch_add(&pn_counts.abandoned, 1);
     }
     if (why.code != 0) {
         last_error(comm, detail, sizeof detail);

@@ -134,7 +134,7 @@ static ncclResult_t finalize_all(ncclComm_t members) {
 }
 
 /* Memory goes with the last communicator of the clique in this process; until then a handle is only dead. */
-static ncclResult_t reclaim(ncclComm_t comm) {
+ncclResult_t host_comm_reclaim(ncclComm_t comm) {
     ncclResult_t result = ncclSuccess;
     ncclComm_t members = NULL;
     bool aborting = host_comm_stopped(comm);
@@ -168,7 +168,7 @@ static void undo_reclaim(host_job_t *job) {
 static ncclResult_t run_reclaim(host_job_t *job, const char *site) {
     ncclResult_t result = host_reclaim_fault(job->comm, site, job->function);
     if (result == ncclSuccess)
-        return reclaim(job->comm);
+        return host_comm_reclaim(job->comm);
     undo_reclaim(job);
     return result;
 }

@@ -101,7 +101,9 @@ static ncclResult_t split_off(host_job_t *job) {
     child->parent = NULL;
     host_segment_withdraw(result == ncclSuccess ? NULL : &id);
     if (result != ncclSuccess) {
-        host_comm_detach(child);
+        /* Not just detached: other ranks of this process may share what it has mapped, or be about to. */
+        host_comm_stop(child);
+        host_comm_reclaim(child);
         return result;
     }
     atomic_store(&child->state, ncclSuccess);
