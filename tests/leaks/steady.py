@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def held() -> dict[str, int]:
 async def samples(a_round: Callable[[], Coroutine[Any, Any, None]]) -> list[dict[str, int]]:
     """What is held after each round."""
     taken = []
+    # The default executor makes threads as they come to be needed, which is no leak of ours.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     for _ in range(ROUNDS):
         await a_round()
         await asyncio.sleep(0.03)  # what nobody has drained is drained by the reaper
