@@ -146,6 +146,8 @@ class Communicator(Lifecycle):
             await self.abort(CLOSE_GRACE)
             raise
         finally:
+            if self.state != "closing":
+                self._closing = None  # it refers to us: the circle would wait for the collector
             await self._leave(polite=True)
 
     async def abort(self, timeout: float | None = 10.0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -296,3 +297,24 @@ asyncio.run(main())
     )
     assert done.stdout == "True\n3\n4.0\n", done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "failure"])
+async def test_an_ended_communicator_is_no_circle(end: str) -> None:
+    """It dies when it is dropped, and not when the collector comes by."""
+    gc.disable()
+    try:
+        comms = await pynccl.create_all(["cpu:0", "cpu:1"])
+        await all_reduced(comms)
+        dead = [weakref.ref(comm) for comm in comms]
+        if end == "failure":
+            with pytest.raises(pynccl.DeadlineError):
+                await comms[0].barrier(timeout=0.01)
+        await asyncio.gather(
+            *(comm.close() if end == "close" else comm.abort() for comm in comms)
+        )
+        comms.clear()
+        await asyncio.sleep(0.05)
+        assert [ref() for ref in dead] == [None, None]
+    finally:
+        gc.enable()
