@@ -116,8 +116,7 @@ static void enlist(job_t *job, pn_op_t *op) {
     comm->references++;
     job->seq = op->seq = ++comm->seq;
     pn_link_append(&comm->pending, &op->in_comm);
-    if (op->deadline_ns < comm->device->next_deadline)
-        comm->device->next_deadline = op->deadline_ns;
+    pn_deadline_set(comm->device, op->deadline_ns);
     pthread_mutex_unlock(&comm->device->lock);
 }
 

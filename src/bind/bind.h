@@ -4,7 +4,8 @@
  * Threads
  *   caller   any thread that issues (usually an event loop's): never waits in here
  *   lane     one a communicator, started on need: makes the native calls that may wait
- *   waiter   one for the process: polls events, async errors and deadlines (completion.c)
+ *   waiter   one for the process: polls events and async errors (completion.c)
+ *   timer    one for the process: keeps the deadlines, makes no native call (deadline.c)
  *   helper   short-lived: one a running abort (control.c)
  *
  * Locks, in the order in which they may be taken together
@@ -193,9 +194,9 @@ struct pn_device {
     int in_flight;
     uint64_t issued_total; /* operations that have reached the device; each keeps its number */
     pn_link_t ordered; /* operations of ordered communicators that are called and not issued, in call order */
-    pn_comm_t *watcher; /* stands for a communicator in waits for streams and events; made on first use */
-    CUevent chain;      /* behind the last operation of an ordered communicator; under issue */
-    int64_t next_deadline;
+    pn_comm_t *watcher;    /* stands for a communicator in waits for streams and events; made on first use */
+    CUevent chain;         /* behind the last operation of an ordered communicator; under issue */
+    int64_t next_deadline; /* see deadline.c */
     int awaited;
     int64_t awaited_since;
 };
@@ -370,10 +371,14 @@ CUresult pn_op_order(pn_op_t *op, CUstream stream);   /* stream waits for op, wi
 void pn_op_recycle(pn_op_t *op);                      /* its event, hand-off and gate */
 void pn_track_append(pn_track_t *track, pn_op_t *op); /* device->lock held */
 void pn_track_poll(pn_track_t *track);                /* no lock held */
-void pn_waiter_ring(bool now);                        /* something is pending; `now`: somebody waits */
-/* Fairness: awaits of finished work come in bursts, and after so many of them, or so much time, the task has to
- * give way to its loop. The first burst that ends asks for a call of pn_burst_turn when the loop has come round;
- * until then other tasks' bursts are shorter, so that a hundred of them do not add up. All of this thread. */
+/* The end of one operation that takes no communicator with it: a wait for a stream or an event. */
+void pn_end_alone(pn_comm_t *watcher, uint64_t seq, pn_outcome_t why);
+void pn_deadline_set(pn_device_t *device, int64_t deadline_ns); /* a new one; device->lock held */
+void pn_waiter_ring(bool now); /* something is pending; `now`: somebody waits */
+/* Fairness: awaits of finished work come in bursts, and after so many of them, or so much time, the task has
+ * to give way to its loop. The first burst that ends asks for a call of pn_burst_turn when the loop has come
+ * round; until then other tasks' bursts are shorter, so that a hundred of them do not add up. All of this
+ * thread. */
 typedef enum { PN_BURST_GOES_ON, PN_BURST_ENDS, PN_BURST_ENDS_TURN } pn_burst_t;
 pn_burst_t pn_burst_await(void);
 void pn_burst_reset(void); /* the task gives way for another reason */

@@ -1,11 +1,12 @@
-/* The waiter: one thread that polls the oldest event of each stream, the async error of each communicator
- * with pending work, and the deadlines. It sleeps for good when nothing is pending, and never sits in a
- * driver call that nothing could wake.
+/* The waiter: one thread that polls the oldest event of each stream and the async error of each communicator
+ * with pending work. It sleeps for good when nothing is pending, and never sits in a driver call that nothing
+ * could wake.
  *
- * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 0.5 ms. Work is pending, but nobody
- * waits yet: naps of 5 ms, enough for deadlines and for the release of buffers. Nothing is pending: a few
- * more such naps, so that a loop that issues and awaits in turn does not wake it each time, and then a sleep
- * without end.
+ * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 0.5 ms; then, so that a long wait
+ * costs next to nothing, elapsed/256 up to 5 ms. A new wait, and each completion, begin at 5 us again. Work
+ * is pending, but nobody waits yet: naps of 5 ms, enough for the release of buffers. Nothing is pending: a
+ * few more such naps, so that a loop that issues and awaits in turn does not wake it each time, and then a
+ * sleep without end.
  */
 #define _GNU_SOURCE
 #include "bind.h"
@@ -17,7 +18,7 @@
 #include <sys/prctl.h>
 
 #define NAP_MIN_NS 5000
-#define NAP_MAX_NS (500 * 1000) /* an await has returned 1 ms after the completion */
+#define NAP_FINE_NS (500 * 1000)
 #define NAP_COARSE_NS (5 * 1000 * 1000)
 #define NAPS_BEFORE_SLEEP 4
 #define ERROR_PERIOD_MIN_NS (1000 * 1000)
@@ -65,8 +66,8 @@ void pn_track_append(pn_track_t *track, pn_op_t *op) {
         pn_link_append(&device->tracks, &track->active);
     if (op->awaited) {
         track->awaited++;
-        if (device->awaited++ == 0)
-            device->awaited_since = pn_now_ns();
+        device->awaited++;
+        device->awaited_since = pn_now_ns();
     }
     /* A wait for an event puts nothing into the device's launch queue. */
     device->in_flight += op->kind != PN_EVENT;
@@ -157,8 +158,7 @@ static pn_op_t *pending_with(pn_comm_t *comm, uint64_t seq) {
     return NULL;
 }
 
-/* The end of one operation that takes no communicator with it: a wait for a stream or an event. */
-static void end_alone(pn_comm_t *watcher, uint64_t seq, pn_outcome_t why) {
+void pn_end_alone(pn_comm_t *watcher, uint64_t seq, pn_outcome_t why) {
     pn_device_t *device = watcher->device;
     pthread_mutex_lock(&device->lock);
     pn_op_t *op = pending_with(watcher, seq);
@@ -192,7 +192,7 @@ static void broken(pn_track_t *track, pn_op_t *op, uint64_t seq, CUresult rc) {
         return;
     pn_outcome_t why = {PN_FROM_CUDA, (int)rc, "cuEventQuery"};
     if (alone)
-        end_alone(comm, seq, why);
+        pn_end_alone(comm, seq, why);
     else
         pn_comm_fail(comm, seq, why, PN_FAILED, NULL);
     pn_comm_release(comm);
@@ -333,38 +333,13 @@ static void look_earlier(look_t *look, int64_t when) {
         look->next = when;
 }
 
-static void expire(pn_device_t *device, int64_t now) {
-    for (;;) {
-        pn_op_t *late = NULL;
-        pn_comm_t *comm = NULL;
-        pthread_mutex_lock(&device->lock);
-        int64_t next = PN_NO_DEADLINE;
-        uint64_t seq = 0;
-        bool alone = false;
-        for (pn_link_t *link = device->comms.next; link != &device->comms; link = link->next) {
-            pn_comm_t *one = PN_OWNER(link, pn_comm_t, in_device);
-            for (pn_link_t *at = one->pending.next; at != &one->pending; at = at->next) {
-                pn_op_t *op = PN_OWNER(at, pn_op_t, in_comm);
-                if (op->deadline_ns <= now && !late) {
-                    late = op;
-                    comm = one;
-                    seq = op->seq;
-                    alone = op->kind == PN_EVENT;
-                } else if (op->deadline_ns < next) {
-                    next = op->deadline_ns;
-                }
-            }
-        }
-        device->next_deadline = next;
-        pthread_mutex_unlock(&device->lock);
-        if (!late)
-            return;
-        pn_outcome_t why = {PN_FROM_DEADLINE, 0, NULL};
-        if (alone)
-            end_alone(comm, seq, why);
-        else
-            pn_comm_fail(comm, seq, why, PN_FAILED, NULL);
-    }
+static int64_t nap_after(int64_t elapsed) {
+    int64_t nap = elapsed / 16;
+    if (nap < NAP_MIN_NS)
+        return NAP_MIN_NS;
+    if (nap > NAP_FINE_NS)
+        nap = elapsed / 256 > NAP_FINE_NS ? elapsed / 256 : NAP_FINE_NS;
+    return nap < NAP_COARSE_NS ? nap : NAP_COARSE_NS;
 }
 
 static void walk_device(pn_device_t *device, int64_t now, look_t *look) {
@@ -409,18 +384,11 @@ static void walk_device(pn_device_t *device, int64_t now, look_t *look) {
         }
         look_earlier(look, comm->next_error_poll);
     }
-    if (device->awaited) {
-        int64_t nap = (now - device->awaited_since) / 16;
-        look_earlier(look, now + (nap < NAP_MIN_NS ? NAP_MIN_NS : nap > NAP_MAX_NS ? NAP_MAX_NS : nap));
-    }
-    int64_t deadline = device->next_deadline;
+    if (device->awaited)
+        look_earlier(look, now + nap_after(now - device->awaited_since));
     pthread_mutex_unlock(&device->lock);
     for (int i = 0; i < count; i++)
         poll_error(poll[i]);
-    if (now >= deadline)
-        expire(device, now);
-    else
-        look_earlier(look, deadline);
 }
 
 static bool anything(void) {

@@ -219,8 +219,7 @@ void pn_control_submit(pn_op_t *op) {
         op->seq = ++comm->seq;
         op->in_lane = true;
         pn_link_append(&comm->pending, &op->in_comm);
-        if (op->deadline_ns < device->next_deadline)
-            device->next_deadline = op->deadline_ns;
+        pn_deadline_set(device, op->deadline_ns);
         if (op->kind == PN_CLOSE)
             comm->state = PN_CLOSING;
         pn_lane_push(comm, &op->task);

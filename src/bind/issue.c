@@ -20,8 +20,7 @@ bool pn_enlist(pn_op_t *op) {
     pn_link_append(&comm->pending, &op->in_comm);
     if (comm->ordered)
         pn_link_append(&comm->device->ordered, &op->in_order);
-    if (op->deadline_ns < comm->device->next_deadline)
-        comm->device->next_deadline = op->deadline_ns;
+    pn_deadline_set(comm->device, op->deadline_ns);
     return true;
 }
 

@@ -55,8 +55,8 @@ bool pn_op_wait(pn_op_t *op, pn_wait_t *wait) {
         op->awaited = true;
         if (op->track && !pn_link_empty(&op->in_track)) {
             op->track->awaited++;
-            if (device->awaited++ == 0)
-                device->awaited_since = pn_now_ns();
+            device->awaited++;
+            device->awaited_since = pn_now_ns();
         }
     }
     pthread_mutex_unlock(&device->lock);
@@ -97,7 +97,8 @@ pn_op_t *pn_done_take(void) {
 
 #define BURST_AWAITS 128
 #define BURST_NS (500 * 1000)
-/* What later bursts of the same turn may take: a part each of that; and after a while, one await at a time. */
+/* What later bursts of the same turn may take: a part each of that; and after a while, one await at a time.
+ */
 #define LATER_SHARE 8
 #define LATER_NS (2 * 1000 * 1000)
 #define LEAST_SHARE (BURST_AWAITS / 2)

@@ -80,47 +80,77 @@ async def wakes(place: Any) -> dict[str, Any]:
 
 
 def test_a_thread_that_wakes_up_is_seen() -> None:
-    (woken,) = run_processes(1, wakes, bare=True)[0].values()
-    assert woken >= 3
+    assert max(run_processes(1, wakes, bare=True)[0].values()) >= 3
 
 
-async def waits(place: Any, seconds: float) -> dict[str, float]:
-    """Rank function: the processor's time that a long wait takes."""
+def spent() -> float:
+    """Seconds of a core that this process has used, without what plays the device."""
+    total = 0.0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() not in ("pynccl-stream", "pynccl-janitor"):
+            total += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+async def waits(place: Any, seconds: float) -> float:
+    """Rank function: the share of a core that a long wait for a peer takes."""
     comms = await pynccl.create_all(["cpu:0", "cpu:1"])
     await pynccl.wait(*(comm.all_reduce(ones()) for comm in comms))
-    used, start = time.process_time(), time.monotonic()
+    used, start = spent(), time.monotonic()
     works = [comms[0].all_reduce(ones())]  # rank 1 comes at the end
     waiting = asyncio.ensure_future(pynccl.wait(*works))
     await asyncio.sleep(seconds)
     works.append(comms[1].all_reduce(ones()))
     await waiting
-    share = (time.process_time() - used) / (time.monotonic() - start)
+    share = (spent() - used) / (time.monotonic() - start)
     await asyncio.gather(*(comm.close() for comm in comms))
-    return {"share": share}
+    return share
 
 
-async def waits_alone(place: Any, seconds: float) -> dict[str, float]:
+async def waits_alone(place: Any, seconds: float) -> float:
     """Rank function: the same with a kernel that takes long."""
     unique_id = await pynccl.unique_id("cpu")
     comm = await pynccl.Communicator.create(1, 0, unique_id, device="cpu")
     await comm.all_reduce(ones())
-    used, start = time.process_time(), time.monotonic()
+    used, start = spent(), time.monotonic()
     with testing.faults(f"op:delay={seconds}s"):
         await comm.all_reduce(ones())
-    share = (time.process_time() - used) / (time.monotonic() - start)
+    share = (spent() - used) / (time.monotonic() - start)
     await comm.close()
-    return {"share": share}
+    return share
 
 
 @pytest.mark.parametrize("temper", ["quick", "gpulike"])
 @pytest.mark.parametrize("function", [waits, waits_alone])
 def test_a_long_wait_costs_little(function: Any, temper: Any) -> None:
-    """Under 1 % of a core, ours and the host engine's workers together."""
-    shares = []
-    for _ in range(3):
-        shares.append(
-            run_processes(1, function, bare=True, temper=temper, arguments=[5.0])[0]["share"]
-        )
-        if shares[-1] < 0.01:
-            break
+    """Under 1 % of a core over five seconds; the longer it takes, the less."""
+    shares: list[float] = []
+    while len(shares) < 3 and (not shares or shares[-1] >= 0.01):
+        shares += run_processes(1, function, bare=True, temper=temper, arguments=[5.0])
     assert min(shares) < 0.01, f"shares of a core: {shares}"
+
+
+async def wakes_up_late(place: Any, ms: float) -> list[float]:
+    """Rank function: how long after the end of an operation its await returns, in ms."""
+    unique_id = await pynccl.unique_id("cpu")
+    comm = await pynccl.Communicator.create(1, 0, unique_id, device="cpu", timeout=None)
+    comm.spin_us = 0
+    await comm.all_reduce(ones())
+    late = []
+    for _ in range(10):
+        with testing.faults(f"op:delay={ms}ms"):
+            work = comm.all_reduce(ones(), timed=True)
+            start = time.monotonic()
+            await work
+            late.append((time.monotonic() - start) * 1e3 - ms)
+    await comm.close()
+    return late
+
+
+@pytest.mark.parametrize("ms", [1.0, 20.0, 400.0])
+def test_naps_are_short_beside_the_wait(ms: float) -> None:
+    """The price of long naps: an await is late by a sixteenth or 0.5 ms, then by 1/256."""
+    late = sorted(run_processes(1, wakes_up_late, bare=True, arguments=[ms])[0])
+    allowed = max(min(ms / 16, 0.5), ms / 256)
+    # Half a millisecond is this machine's: the eventfd, the interpreter, other load.
+    assert late[len(late) // 2] < allowed + 1.0, late
