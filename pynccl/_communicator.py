@@ -138,8 +138,9 @@ class Communicator(Lifecycle):
         try:
             if self.state == "ready":
                 self._closing = self.native_close(timeout)
-            if self._closing is not None and self.state == "closing":
-                await self._closing  # also for a second close() meanwhile
+                await self._closing
+            elif self._closing is not None and self.state == "closing":
+                await self._closing  # a second close() meanwhile
             else:
                 await self.abort(CLOSE_GRACE)
         except NcclError:

@@ -22,4 +22,4 @@ cdef class Unseen:
     cdef object error
     cdef str what
     cdef CommHandle comm
-    cdef bint follows       # another operation's failure has ended it
+    cdef bint follows       # it went with its communicator

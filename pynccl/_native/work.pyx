@@ -19,7 +19,6 @@ from pynccl._native.abi cimport (
     PN_FROM_ABORT,
     PN_EVENT,
     PN_FROM_CLOSED,
-    PN_FROM_COMM,
     PN_FROM_CUDA,
     PN_FROM_DEADLINE,
     PN_FROM_NCCL,
@@ -164,7 +163,7 @@ cdef class Work(Operation):
             unseen.error = error
             unseen.what = self.what()
             unseen.comm = self.comm
-            unseen.follows = source == PN_FROM_COMM
+            unseen.follows = self.comm is not None and self.comm.c.failure.source != PN_OK
             self.unseen = unseen
         return 0
 

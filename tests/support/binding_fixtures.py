@@ -1,4 +1,4 @@
-"""The fixtures of tests/binding for other folders: tempers, loops, coroutine tests, no left-overs.
+"""The fixtures of tests/binding for other folders: tempers, loops, coroutine tests, no leaks.
 
 A conftest imports the names that it wants; what tests/binding has to offer by name (`cliques`,
 `foreign_stream`) can be imported then, too.
