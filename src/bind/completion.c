@@ -392,6 +392,7 @@ static void walk_device(pn_device_t *device, int64_t now, look_t *look) {
 }
 
 static bool anything(void) {
+    atomic_thread_fence(memory_order_seq_cst); /* after our word that we sleep, and before we look */
     bool found = pn_done_some();
     for (pn_device_t *device = atomic_load(&pn_devices); device && !found; device = device->next) {
         pthread_mutex_lock(&device->lock);

@@ -72,9 +72,12 @@ void pn_op_release(pn_op_t *op) {
         if (!head)
             atomic_store_explicit(&done_since, pn_now_ns(), memory_order_relaxed);
         op->next_done = head;
-    } while (!atomic_compare_exchange_weak_explicit(&done_head, &head, op, memory_order_release,
+    } while (!atomic_compare_exchange_weak_explicit(&done_head, &head, op, memory_order_seq_cst,
                                                     memory_order_relaxed));
     atomic_fetch_sub_explicit(&pn_counts.operations, 1, memory_order_relaxed);
+    /* The first of a list: the waiter, who sees to it that the list is drained, may be asleep for good. */
+    if (!head)
+        pn_waiter_ring(false);
 }
 
 bool pn_done_some(void) {
