@@ -62,9 +62,11 @@ cdef class DeviceObject:
 cdef class Watch(Work):
     """The Work of a wait for a stream or an event."""
 
+    cdef bint of_stream
+
     def what(self):
         """The wait in words."""
-        return f"wait for a {'stream' if isinstance(self.keep, StreamHandle) else 'recorded event'}"
+        return f"wait for a {'stream' if self.of_stream else 'recorded event'}"
 
 
 cdef Watch new_watch(object owner, object timeout):
@@ -72,6 +74,7 @@ cdef Watch new_watch(object owner, object timeout):
     cdef DeviceObject holder = owner
     watch.engine = holder.engine
     watch.keep = owner
+    watch.of_stream = isinstance(owner, StreamHandle)
     watch.c.owner = <void *>watch
     watch.c.issued_ns = pn_now_ns()
     watch.c.deadline_ns = PN_NO_DEADLINE

@@ -146,7 +146,9 @@ cdef class Work(Operation):
         if source == PN_OK:
             return None
         self.seen = True
-        self.unseen = None
+        if self.unseen is not None:
+            self.unseen.error = None
+            self.unseen = None
         if self.comm is not None:
             self.comm.failure_seen = True
         return self.make_error(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from processes import run
 
-# ---- the interpreter goes ----------------------------------------------------------------------
+# ---- the interpreter goes --------------------------------------------------------------------
 
 LEFT_OPEN = {
     "idle": "kept = asyncio.run(made())",
@@ -97,7 +97,7 @@ asyncio.run(main())
     assert (ended.status, ended.errors) == (7, "")
 
 
-# ---- the loop goes -------------------------------------------------------------------------------
+# ---- the loop goes ---------------------------------------------------------------------------
 
 CLOSED_LOOP = """
 import weakref
@@ -180,7 +180,7 @@ asyncio.run(main())
     assert ended.output == "True 4 4 0\n" * 3, ended.errors
 
 
-# ---- forks ---------------------------------------------------------------------------------------
+# ---- forks -----------------------------------------------------------------------------------
 
 FORKED = """
 import signal

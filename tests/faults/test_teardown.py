@@ -102,7 +102,7 @@ async def test_a_close_that_is_cancelled_ends_behind_the_scenes(temper: str, loo
     assert [comm.state for comm in comms] == ["closed", "closed"]
 
 
-# ---- cancellation --------------------------------------------------------------------------------
+# ---- cancellation ----------------------------------------------------------------------------
 
 
 async def test_a_block_that_is_left_by_an_exception_aborts(temper: str, loop: str) -> None:
@@ -154,7 +154,7 @@ async def test_a_collective_beside_a_coroutine_that_fails(
     comms: list[Any] = await pynccl.create_all(["cpu:0", "cpu:1"])
     begun = time.perf_counter()
     if sys.version_info >= (3, 11):
-        with pytest.raises(BaseExceptionGroup) as raised:
+        with pytest.raises(BaseExceptionGroup) as raised:  # noqa: F821 (Python 3.11)
             async with asyncio.TaskGroup() as group:
                 group.create_task(waiting(comms[0]))
                 group.create_task(failing())
@@ -178,7 +178,7 @@ async def test_a_collective_beside_a_coroutine_that_fails(
 
 
 async def test_cancelling_an_await_takes_nothing_back(temper: str, loop: str) -> None:
-    """The peer has issued its part: the operation goes on, and the next await has the result."""
+    """The peer has issued its part: the operation goes on, and a later await has the result."""
     async with clique(2) as comms:
         xs = arrays(comms)
         with testing.faults("op:delay=80ms"):

@@ -74,7 +74,7 @@ async def test_one_report_for_all_that_one_failure_took_down(temper: str) -> Non
         assert len(reports) == 1, reports
 
 
-@pytest.mark.parametrize("how", ["await", "exception", "result", "future", "kept"])
+@pytest.mark.parametrize("how", ["await", "exception", "result", "future", "late", "kept"])
 async def test_a_failure_that_was_asked_for_is_not_reported(temper: str, how: str) -> None:
     async with clique(2) as comms:
         with listening() as reports:
@@ -91,6 +91,8 @@ async def test_a_failure_that_was_asked_for_is_not_reported(temper: str, how: st
                 assert isinstance(work.future().exception(), DeadlineError)
             await abort(comms)
             await settle()
+            if how == "late":  # it is let go of already, and ready to tell
+                assert isinstance(work.exception(), DeadlineError)
             if how != "kept":
                 del work
                 await settle()
