@@ -48,8 +48,7 @@ def test_an_agreed_order_passes_when_it_is_chained(temper: Temper) -> None:
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["free", "chained"])
 def test_different_orders_deadlock(ordered: bool) -> None:
-    """One collective at a time on a device. The chain keeps the order of the calls, whose
-    agreement between the ranks is the caller's affair."""
+    """One collective at a time on a device; the calls' agreement is the caller's affair."""
     values = run_processes(2, crossed, temper="gpulike", arguments=[ordered, False])
     assert all("deadlock" in ends for ends in values)
 
