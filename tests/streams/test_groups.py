@@ -89,11 +89,14 @@ async def test_a_wrong_operation_inside_issues_nothing(temper: str) -> None:
 async def test_a_failed_communicator_inside_issues_nothing(temper: str) -> None:
     async with clique(1, warm=True) as comms:
         gone: list[Any] = await pynccl.create_all(["cpu:3"])
-        with testing.journal() as journal, pytest.raises(UsageError, match="ready"):
-            with pynccl.group():
-                comms[0].all_reduce(np.ones(4))
-                gone[0].all_reduce(np.ones(4))
-                await abort(gone)
+        with (
+            testing.journal() as journal,
+            pytest.raises(UsageError, match="ready"),
+            pynccl.group(),
+        ):
+            comms[0].all_reduce(np.ones(4))
+            gone[0].all_reduce(np.ones(4))
+            await abort(gone)
         assert "ncclAllReduce" not in journal.nccl()
         await is_sound(comms[0])
 
