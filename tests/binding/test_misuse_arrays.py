@@ -123,12 +123,8 @@ async def test_an_array_that_does_not_fit_is_refused(temper: str, name: str) -> 
     call, message = WRONG[name]
     async with clique(2) as comms:
         issued = [comm.issued for comm in comms]
-        with (
-            testing.journal() as journal,
-            pytest.raises(InvalidBufferError, match=message) as raised,
-        ):
+        with testing.journal() as journal, pytest.raises(InvalidBufferError, match=message):
             call(comms[0])
-        assert isinstance(raised.value, BufferError)
         assert journal.calls == []
         assert [comm.issued for comm in comms] == issued
         await all_reduced(comms)
@@ -162,3 +158,7 @@ async def test_an_axis_of_one_may_have_any_stride(temper: str) -> None:
         await comms[0].all_reduce(x)
         empty = np.zeros((4, 0), np.float32)[::2]
         assert (await comms[0].all_reduce(empty)) is empty
+
+
+def test_who_knows_buffers_knows_the_error() -> None:
+    assert issubclass(InvalidBufferError, BufferError)
