@@ -262,13 +262,14 @@ bool pn_submit(pn_op_t *op) {
                 op->in_lane = true;
                 pn_lane_push(comm, &op->task);
             }
+            bool batch = now && comm->track.count >= PN_POLL_BATCH;
             pthread_mutex_unlock(&device->lock);
             if (now)
                 issue_now(op);
             if (tried)
                 pthread_mutex_unlock(&device->issue);
             /* For callers who never wait: what is done is let go of, a batch at a time. */
-            if (now && comm->track.count >= PN_POLL_BATCH)
+            if (batch)
                 pn_track_poll(&comm->track);
             pn_waiter_ring(false);
             return true;
