@@ -68,7 +68,12 @@ def test_all_reduce_by_hand() -> None:
         port = str(probe.getsockname()[1])
     where = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [start(script("01_all_reduce.py"), RANK=str(rank), **where) for rank in range(4)]
-    assert_four_sums("".join(finish(rank) for rank in ranks))
+    try:
+        assert_four_sums("".join(finish(rank) for rank in ranks))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
