@@ -240,7 +240,7 @@ cdef extern from "bind/bind.h" nogil:
     ctypedef enum pn_burst_t:
         PN_BURST_GOES_ON
         PN_BURST_ENDS_TURN
-    pn_burst_t pn_burst_await()
+    pn_burst_t pn_burst_await(int64_t now)
     void pn_burst_turn()
     void pn_burst_reset()
     void pn_suspended(int change)

@@ -420,9 +420,9 @@ def loop_has_turned():
     pn_burst_turn()
 
 
-cdef bint gives_way() except -1:
+cdef bint gives_way(int64_t now) except -1:
     """Whether this await of finished work has to let the loop go round first."""
-    cdef pn_burst_t burst = pn_burst_await()
+    cdef pn_burst_t burst = pn_burst_await(now)
     if burst == PN_BURST_GOES_ON:
         return False
     if burst == PN_BURST_ENDS_TURN:
@@ -437,13 +437,14 @@ cdef bint gives_way() except -1:
 cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except -1:
     """am_send: finish, or suspend on a future."""
     cdef Work work = <Work>self
+    cdef bint old = pn_op_finished(&work.c)
     result[0] = NULL
     if work.c.owner == NULL or pn_forked:
         work.submitted()
     if not work.poll() and work.spin_ns and pn_may_spin():
         with nogil:
             pn_op_spin(&work.c, work.spin_ns)
-    if not work.poll():
+    if not pn_op_finished(&work.c):
         loop = running_loop()
         if loop is None:
             raise RuntimeError("awaiting a Work needs a running asyncio event loop")
@@ -454,11 +455,13 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
             Py_INCREF(future)
             result[0] = <PyObject *>future
             return PYGEN_NEXT
-        work.poll()
-    elif gives_way():
+    # What has ended in this very call has just read the clock.
+    elif gives_way(pn_now_ns() if old else work.c.ended_ns):
         Py_INCREF(None)
         result[0] = <PyObject *>None
         return PYGEN_NEXT
+    if pn_done_some():
+        drain_done()
     error = work.failure()
     if error is not None:
         raise error

@@ -353,6 +353,7 @@ static inline bool pn_op_finished(pn_op_t *op) {
 }
 /* Fix the outcome and tell the waiters. Its links are already undone. No lock held. */
 void pn_op_finish(pn_op_t *op, pn_outcome_t outcome);
+void pn_op_finish_at(pn_op_t *op, pn_outcome_t outcome, int64_t now);
 void pn_op_release(pn_op_t *op); /* its buffers are free: onto the done list */
 pn_op_t *pn_done_take(void);     /* the whole done list, oldest first; chained by next_done */
 bool pn_done_some(void);
@@ -380,7 +381,7 @@ void pn_waiter_ring(bool now); /* something is pending; `now`: somebody waits */
  * round; until then other tasks' bursts are shorter, so that a hundred of them do not add up. All of this
  * thread. */
 typedef enum { PN_BURST_GOES_ON, PN_BURST_ENDS, PN_BURST_ENDS_TURN } pn_burst_t;
-pn_burst_t pn_burst_await(void);
+pn_burst_t pn_burst_await(int64_t now);
 void pn_burst_reset(void); /* the task gives way for another reason */
 void pn_burst_turn(void);
 /* An await may poll for a while before it suspends, but not while others of its loop are suspended already: a

@@ -157,21 +157,21 @@ CUresult pn_after_call(pn_op_t *op, CUstream stream) {
 /* ---- one operation ---------------------------------------------------------------------------------------
  */
 
-/* The native calls of one operation. `comm->inside` is counted already; device->issue is held where the call
- * cannot wait for peers. */
-static void issue_now(pn_op_t *op) {
+/* The native calls of one operation, with an idle event or NULL. `comm->inside` is counted already;
+ * device->issue is held where the call cannot wait for peers. */
+static void issue_now(pn_op_t *op, CUevent event) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
     const pn_cuda_t *cuda = &device->engine->cuda;
     pn_outcome_t why = {PN_FROM_CUDA, 0, "cuCtxSetCurrent"};
-    char detail[PN_DETAIL_BYTES] = "";
+    char detail[PN_DETAIL_BYTES];
     pn_enter_t saved;
     CUstream stream;
     pn_track_t *track;
-    CUevent event = NULL;
+    *detail = '\0';
     if ((why.code = (int)pn_enter(device, &saved)) == CUDA_SUCCESS) {
         why.function = op->from ? "cuStreamWaitEvent" : "cuStreamGetId";
-        if ((why.code = (int)pn_choose_stream(op, &stream, &track)) == CUDA_SUCCESS) {
+        if ((why.code = (int)pn_choose_stream(op, &stream, &track)) == CUDA_SUCCESS && !event) {
             why.function = "cuEventCreate";
             why.code = (int)pn_event_take(device, &event);
         }
@@ -237,7 +237,7 @@ static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
         return; /* failed with the rest; it is in limbo */
     if (!waits)
         pthread_mutex_lock(&device->issue);
-    issue_now(op);
+    issue_now(op, NULL);
     if (!waits)
         pthread_mutex_unlock(&device->issue);
 }
@@ -255,17 +255,19 @@ bool pn_submit(pn_op_t *op) {
                    comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op) &&
                    (!comm->ordered || pn_link_empty(&device->ordered));
         if (open && (now || prepared || !op->has_stream)) {
+            CUevent event = NULL; /* an idle one, where there is one */
             pn_enlist(op);
-            if (now)
+            if (now) {
                 comm->inside++;
-            else {
+                event = device->event_count ? device->events[--device->event_count] : NULL;
+            } else {
                 op->in_lane = true;
                 pn_lane_push(comm, &op->task);
             }
             bool batch = now && comm->track.count >= PN_POLL_BATCH;
             pthread_mutex_unlock(&device->lock);
             if (now)
-                issue_now(op);
+                issue_now(op, event);
             if (tried)
                 pthread_mutex_unlock(&device->issue);
             /* For callers who never wait: what is done is let go of, a batch at a time. */

@@ -3,7 +3,6 @@
 #include "bind.h"
 #include "futex.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 
@@ -24,8 +23,12 @@ void pn_op_start(pn_op_t *op) {
 }
 
 void pn_op_finish(pn_op_t *op, pn_outcome_t outcome) {
+    pn_op_finish_at(op, outcome, pn_now_ns());
+}
+
+void pn_op_finish_at(pn_op_t *op, pn_outcome_t outcome, int64_t now) {
     op->outcome = outcome;
-    op->ended_ns = pn_now_ns();
+    op->ended_ns = now;
     /* The outcome is published by this exchange, and it alone decides whether a new wait comes too late. */
     pn_wait_t *wait = atomic_exchange_explicit(&op->waiters, PN_CLOSED, memory_order_acq_rel);
     while (wait) {
@@ -70,7 +73,7 @@ void pn_op_release(pn_op_t *op) {
     pn_op_t *head = atomic_load_explicit(&done_head, memory_order_relaxed);
     do {
         if (!head)
-            atomic_store_explicit(&done_since, pn_now_ns(), memory_order_relaxed);
+            atomic_store_explicit(&done_since, op->ended_ns, memory_order_relaxed);
         op->next_done = head;
     } while (!atomic_compare_exchange_weak_explicit(&done_head, &head, op, memory_order_seq_cst,
                                                     memory_order_relaxed));
@@ -112,8 +115,7 @@ static _Thread_local int64_t burst_start;
 static _Thread_local int64_t burst_ended; /* when the turn's first one did; 0: none has */
 static _Thread_local int suspended;       /* awaits of this thread's loop that wait for its mailbox */
 
-pn_burst_t pn_burst_await(void) {
-    int64_t now = pn_now_ns();
+pn_burst_t pn_burst_await(int64_t now) {
     if (now - burst_ended > TURN_LOST_NS)
         burst_ended = 0;
     int share = !burst_ended ? 1 : now - burst_ended < LATER_NS ? LATER_SHARE : LEAST_SHARE;
@@ -214,36 +216,6 @@ void pn_reaper_stop(void) {
 }
 
 /* ---- polling on behalf of one operation --------------------------------------------------------------- */
-
-static pn_track_t *track_of(pn_op_t *op) {
-    pn_device_t *device = op->comm->device;
-    pthread_mutex_lock(&device->lock);
-    pn_track_t *track = pn_link_empty(&op->in_track) ? NULL : op->track;
-    pthread_mutex_unlock(&device->lock);
-    return track;
-}
-
-bool pn_op_poll(pn_op_t *op) {
-    if (!pn_op_finished(op)) {
-        pn_track_t *track = track_of(op);
-        if (track)
-            pn_track_poll(track);
-    }
-    return pn_op_finished(op);
-}
-
-bool pn_op_spin(pn_op_t *op, int64_t budget_ns) {
-    int64_t end = pn_now_ns() + budget_ns;
-    for (;;) {
-        for (int i = 0; i < 4; i++)
-            if (pn_op_poll(op))
-                return true;
-        /* The peers may share our core. */
-        sched_yield();
-        if (pn_now_ns() >= end)
-            return pn_op_poll(op);
-    }
-}
 
 bool pn_op_block(pn_op_t *op, int64_t until_ns) {
     int64_t start = pn_now_ns();
