@@ -343,7 +343,8 @@ ncclResult_t host_group_add_task(ncclComm_t comm, const host_task_t *task);
 ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id);
 /* Let go of a communicator that no kernel or call uses any more (nccl_end.c). */
 void host_comm_detach(ncclComm_t comm);
-/* The same for one that others of its clique in this process may still use: the last of them lets go of all. */
+/* The same for one that others of its clique in this process may still use: the last of them lets go of all.
+ */
 ncclResult_t host_comm_reclaim(ncclComm_t comm);
 
 /* First contact, where the temper has it: blocks until the peers make the same calls (nccl_contact.c). */

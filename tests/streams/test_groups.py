@@ -154,7 +154,8 @@ async def test_a_child_that_starts_inside_has_its_own(temper: str, eager: bool) 
     """An eager child runs on its parent's stack; the group in it is nevertheless its own."""
     async with clique(1, warm=True) as comms:
         if eager:
-            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+            factory: Any = getattr(asyncio, "eager_task_factory")  # noqa: B009 (Python 3.12)
+            asyncio.get_running_loop().set_task_factory(factory)
 
         async def child() -> None:
             comms[0].all_reduce(np.ones(1))

@@ -172,7 +172,12 @@ async def test_a_stream_waits_for_a_work(temper: str, ranks: int, spelled: str) 
 async def test_a_stream_waits_for_a_stream_and_an_event(temper: str) -> None:
     order: list[str] = []
     with ForeignStream() as first, ForeignStream() as second, ForeignStream() as third:
-        first.launch(lambda: (time.sleep(0.05), order.append("first")))
+
+        def slow() -> None:
+            time.sleep(0.05)
+            order.append("first")
+
+        first.launch(slow)
         event = Stream.of(first, "cpu:0").record()
         Stream.of(second, "cpu:0").wait(event)
         Stream.of(third, "cpu:0").wait(Stream.of(first, "cpu:0"))
