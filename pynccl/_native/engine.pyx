@@ -75,7 +75,9 @@ cdef int check_nccl(Engine engine, ncclResult_t result, const char *function) ex
         return 0
     with nogil:
         detail = engine.c.nccl.ncclGetLastError(NULL)
-    raise nccl_exception(result, function.decode(), engine.name, detail.decode(errors="replace"))
+    raise nccl_exception(
+        result, function.decode(), engine.name, detail.decode(errors="replace")
+    )
 
 
 cdef int check_cuda(Engine engine, CUresult result, const char *function) except -1:
@@ -153,8 +155,8 @@ cdef class Engine:
         """Raise in the child of a process that has opened the engine."""
         if pn_forked:
             raise errors.UsageError(
-                f"the {self.name} engine was opened before a fork: neither CUDA nor NCCL can be "
-                "used in the child; start it with the spawn method"
+                f"the {self.name} engine was opened before a fork: neither CUDA nor NCCL can "
+                "be used in the child; start it with the spawn method"
             )
         return 0
 

@@ -49,8 +49,8 @@ cdef int refuse_fork() except -1:
     """Raise in a child process that was forked after the engine had been used."""
     if pn_forked:
         raise errors.UsageError(
-            "this object belongs to the parent process: after a fork neither CUDA nor NCCL can be "
-            "used; start the child with the spawn method"
+            "this object belongs to the parent process: after a fork neither CUDA nor NCCL can "
+            "be used; start the child with the spawn method"
         )
     return 0
 

@@ -139,7 +139,8 @@ cdef int take_over(Work work) except -1:
 cdef int give_back(Work work) except -1:
     """Have the producer's stream wait for the operation.
 
-    It is issued already: what goes wrong here is an error of the context, and the operation's own.
+    It is issued already: what goes wrong here is an error of the context, and is the
+    operation's own.
     """
     if work.hands_off:
         with nogil:

@@ -11,7 +11,7 @@ cdef class Work(Operation):
     cdef object source      # the caller's input array, for the type of the result
     cdef object result_array
     cdef object group       # the group that records it and has not issued it yet
-    cdef size_t producer    # the stream of the array's library, where the hand-off is ours to make
+    cdef size_t producer    # the stream of the array's library, if the hand-off is ours
     cdef bint hands_off
     cdef object timing      # two events, for a timed operation
     cdef bint seen          # somebody has been given its failure

@@ -139,8 +139,8 @@ cdef class Work(Operation):
     cdef object failure(self):
         """The exception of an operation that has ended, or None.
 
-        A fresh one each time: one that has been raised holds the frames it went through, and with
-        them the caller's arrays.
+        A fresh one each time: one that has been raised holds the frames it went through, and
+        with them the caller's arrays.
         """
         cdef int source = self.c.outcome.source
         if source == PN_OK:
