@@ -345,7 +345,7 @@ void pn_mark_contacted(pn_op_t *op);   /* device->lock held */
 void pn_repair_depth(pn_comm_t *comm); /* after a failed call outside a group: semantics of leaked depth */
 extern _Atomic long pn_depth_repairs;
 
-/* ---- completion (op.c, completion.c) --------------------------------------------------------------- */
+/* ---- completion (op.c, track.c, completion.c, deadline.c) ----------------------------------------- */
 
 void pn_op_start(pn_op_t *op); /* a fresh operation: links and waiters */
 static inline bool pn_op_finished(pn_op_t *op) {
@@ -371,6 +371,8 @@ bool pn_op_block(pn_op_t *op, int64_t until_ns);      /* for threads without a l
 CUresult pn_op_order(pn_op_t *op, CUstream stream);   /* stream waits for op, with no host wait */
 void pn_op_recycle(pn_op_t *op);                      /* its event, hand-off and gate */
 void pn_track_append(pn_track_t *track, pn_op_t *op); /* device->lock held */
+void pn_track_leave(pn_op_t *op, int64_t now);        /* out of its track; device->lock held */
+void pn_op_put_back(pn_op_t *op);                     /* as pn_op_recycle, with device->lock held */
 void pn_track_poll(pn_track_t *track);                /* no lock held */
 /* The end of one operation that takes no communicator with it: a wait for a stream or an event. */
 void pn_end_alone(pn_comm_t *watcher, uint64_t seq, pn_outcome_t why);
