@@ -53,7 +53,7 @@ async def lone(device: int) -> Any:
 @pytest.mark.parametrize("kind", ["plain", "uvloop"])
 def test_none_is_lost_and_none_comes_twice(kind: str, temper: str, long: bool) -> None:
     """A million at full length. Each thread has a communicator, and all share one more."""
-    each = (1_000_000 if long and kind == "plain" and temper == "quick" else 30_000) // THREADS
+    each = (1_000_000 if long and kind == "plain" and temper == "quick" else 100_000) // THREADS
     if temper == "gpulike":
         each //= 5  # a launch costs 5 us there
     shared = asyncio.run(lone(7))
