@@ -3,8 +3,8 @@
  * could wake.
  *
  * Its pace. Somebody waits: a nap of elapsed/16 between polls, 5 us to 0.5 ms; then, so that a long wait
- * costs next to nothing, elapsed/256 up to 5 ms. A new wait, and each completion, begin at 5 us again. Work
- * is pending, but nobody waits yet: naps of 5 ms, enough for the release of buffers. Nothing is pending: a
+ * costs next to nothing, elapsed/128 up to 10 ms. A new wait, and each completion, begin at 5 us again. Work
+ * is pending, but nobody waits yet: naps of 10 ms, enough for the release of buffers. Nothing is pending: a
  * few more such naps, so that a loop that issues and awaits in turn does not wake it each time, and then a
  * sleep without end.
  */
@@ -19,7 +19,7 @@
 
 #define NAP_MIN_NS 5000
 #define NAP_FINE_NS (500 * 1000)
-#define NAP_COARSE_NS (5 * 1000 * 1000)
+#define NAP_COARSE_NS (10 * 1000 * 1000)
 #define NAPS_BEFORE_SLEEP 4
 #define ERROR_PERIOD_MIN_NS (1000 * 1000)
 #define ERROR_PERIOD_MAX_NS (100 * 1000 * 1000)
@@ -184,7 +184,7 @@ static int64_t nap_after(int64_t elapsed) {
     if (nap < NAP_MIN_NS)
         return NAP_MIN_NS;
     if (nap > NAP_FINE_NS)
-        nap = elapsed / 256 > NAP_FINE_NS ? elapsed / 256 : NAP_FINE_NS;
+        nap = elapsed / 128 > NAP_FINE_NS ? elapsed / 128 : NAP_FINE_NS;
     return nap < NAP_COARSE_NS ? nap : NAP_COARSE_NS;
 }
 
