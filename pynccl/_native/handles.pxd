@@ -12,6 +12,7 @@ cdef class CommHandle:
     cdef object home            # a weak reference to the loop that made it, or None
     cdef bint failure_seen      # somebody has been told
     cdef object __weakref__
+    cdef int settle_here(self) except -1
     cdef int usable(self) except -1
     cdef object failure_exception(self)
 

@@ -63,8 +63,6 @@ cdef class CommHandle:
         self.engine = engine
         self.device_ordinal = device
         self.timeout_ns = 600 * 1000000000
-        loop = _get_running_loop()
-        self.home = None if loop is None else weakref.ref(loop)
         with nogil:
             self.c = pn_comm_new(found, rank, size)
         if self.c == NULL:
@@ -147,6 +145,13 @@ cdef class CommHandle:
     def shares_process(self):
         """Whether another rank of the same communicator lives in this process."""
         return self.c.clique != NULL and self.c.clique.members > 1
+
+    cdef int settle_here(self) except -1:
+        """Make the running loop the one that hears of failures which nobody asks for."""
+        loop = _get_running_loop()
+        if loop is not None:
+            self.home = weakref.ref(loop)
+        return 0
 
     cdef int usable(self) except -1:
         """Raise unless operations can be issued now."""

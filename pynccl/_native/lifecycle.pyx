@@ -143,6 +143,7 @@ cdef class Lifecycle(Operations):
         cdef Control control = Control(config)
         cdef const char *raw = unique_id
         start_reaper()
+        self.settle_here()
         self.name_kept = control
         memcpy(control.c.id.internal, raw, 128)
         cdef Work work = control_work(self, PN_INIT, timeout)
@@ -158,6 +159,7 @@ cdef class Lifecycle(Operations):
         cdef Control control = Control(config)
         if config is None:
             control.c.config = NULL  # a child without a configuration takes its parent's
+        child.settle_here()
         child.name_kept = control
         control.c.child = child.c
         control.c.color = NCCL_SPLIT_NOCOLOR if color is None else whole(color, "color")
