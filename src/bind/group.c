@@ -338,8 +338,7 @@ static int try_inline(pn_group_t *group, pn_device_t **held) {
         pthread_mutex_lock(&device->lock);
         can = can && (!comm->ordered || pn_link_empty(&device->ordered)) && !op->may_wait &&
               !comm->queue_head && !comm->lane_busy && pn_contacted(op) && comm->clique &&
-              comm->clique->members == mates &&
-              device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
+              comm->clique->members == mates && device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
         pthread_mutex_unlock(&device->lock);
     }
     if (!can) {
