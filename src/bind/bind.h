@@ -156,7 +156,7 @@ struct pn_op {
     bool gates_closed;     /* the releases are on the stream: no gate can be added any more */
     pn_track_t *track;
     pn_link_t in_track, in_comm;
-    pn_link_t in_order;           /* in device->ordered until it is issued, for an ordered communicator */
+    pn_link_t in_order;           /* in device->called until it is issued */
     _Atomic(pn_wait_t *) waiters; /* PN_CLOSED once the outcome is fixed */
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
@@ -193,7 +193,7 @@ struct pn_device {
     uint64_t scratch_used[PN_SCRATCH_SLOTS / 64];
     int in_flight;
     uint64_t issued_total; /* operations that have reached the device; each keeps its number */
-    pn_link_t ordered; /* operations of ordered communicators that are called and not issued, in call order */
+    pn_link_t called;      /* operations of all communicators that are called and not issued, in call order */
     pn_comm_t *watcher;    /* stands for a communicator in waits for streams and events; made on first use */
     CUevent chain;         /* behind the last operation of an ordered communicator; under issue */
     int64_t next_deadline; /* see deadline.c */
@@ -335,7 +335,11 @@ CUresult pn_choose_stream(pn_op_t *op, CUstream *stream, pn_track_t **track);
 /* Around the call: the chain of ordered communicators, and the events of a timed operation. Entered. */
 CUresult pn_before_call(pn_op_t *op, CUstream stream);
 CUresult pn_after_call(pn_op_t *op, CUstream stream);
-bool pn_first_in_order(const pn_op_t *op); /* or not ordered at all; device->lock held */
+/* Whether nothing that was called before it, by another clique on the device, is still to be issued: NCCL
+ * wants one order of all communicators of a device on all ranks, and the order of the calls is the only one
+ * that the caller knows. Ranks of its own clique are let by: it may be for them that they wait. device->lock
+ * held. */
+bool pn_its_turn(const pn_op_t *op);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */

@@ -40,7 +40,7 @@ static pn_device_t *make(pn_engine_t *engine, int ordinal, pn_outcome_t *why) {
     pn_link_init(&device->tracks);
     pn_link_init(&device->comms);
     pn_link_init(&device->foreign);
-    pn_link_init(&device->ordered);
+    pn_link_init(&device->called);
     device->next_deadline = PN_NO_DEADLINE;
     return device;
 failed:

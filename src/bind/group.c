@@ -173,17 +173,19 @@ static void issue_group(pn_group_t *group) {
     free(tracks);
 }
 
-/* Whether nothing that was called before it on an ordered communicator is still to be issued. */
+/* As pn_its_turn, for all of them; what stands before one of them may be another of them. */
 static bool its_turn(pn_group_t *group) {
     bool turn = true;
     for (int i = 0; i < group->count && turn; i++) {
         pn_device_t *device = group->owners[i]->device;
         pthread_mutex_lock(&device->lock);
-        if (group->owners[i]->state <= PN_CLOSING && !pn_link_empty(&group->ops[i]->in_order)) {
-            const pn_op_t *first = PN_OWNER(device->ordered.next, pn_op_t, in_order);
-            turn = false;
+        const pn_op_t *op = group->owners[i]->state <= PN_CLOSING ? group->ops[i] : NULL;
+        for (pn_link_t *at = device->called.next; op && at != &device->called && at != &op->in_order && turn;
+             at = at->next) {
+            const pn_op_t *before = PN_OWNER(at, pn_op_t, in_order);
+            turn = before->comm->clique == op->comm->clique;
             for (int j = 0; j < group->count && !turn; j++)
-                turn = group->ops[j] == first;
+                turn = group->ops[j] == before;
         }
         pthread_mutex_unlock(&device->lock);
     }
@@ -336,9 +338,9 @@ static int try_inline(pn_group_t *group, pn_device_t **held) {
         for (int j = 0; j < group->comm_count; j++)
             mates += group->comms[j]->clique == comm->clique;
         pthread_mutex_lock(&device->lock);
-        can = can && (!comm->ordered || pn_link_empty(&device->ordered)) && !op->may_wait &&
-              !comm->queue_head && !comm->lane_busy && pn_contacted(op) && comm->clique &&
-              comm->clique->members == mates && device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
+        can = can && pn_link_empty(&device->called) && !op->may_wait && !comm->queue_head &&
+              !comm->lane_busy && pn_contacted(op) && comm->clique && comm->clique->members == mates &&
+              device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
         pthread_mutex_unlock(&device->lock);
     }
     if (!can) {

@@ -18,8 +18,8 @@ bool pn_enlist(pn_op_t *op) {
         return false;
     op->seq = ++comm->seq;
     pn_link_append(&comm->pending, &op->in_comm);
-    if (comm->ordered)
-        pn_link_append(&comm->device->ordered, &op->in_order);
+    if (op->kind < PN_COLLECTIVES)
+        pn_link_append(&comm->device->called, &op->in_order);
     pn_deadline_set(comm->device, op->deadline_ns);
     return true;
 }
@@ -210,9 +210,12 @@ static void issue_now(pn_op_t *op, CUevent event) {
     pn_not_issued(op, why, detail);
 }
 
-bool pn_first_in_order(const pn_op_t *op) {
-    const pn_link_t *link = &op->in_order;
-    return pn_link_empty(link) || op->comm->device->ordered.next == link;
+bool pn_its_turn(const pn_op_t *op) {
+    const pn_link_t *called = &op->comm->device->called;
+    for (const pn_link_t *link = called->next; link != called && link != &op->in_order; link = link->next)
+        if (PN_OWNER(link, const pn_op_t, in_order)->comm->clique != op->comm->clique)
+            return false;
+    return true;
 }
 
 static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
@@ -221,12 +224,13 @@ static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
     pn_back_pressure(comm);
     pthread_mutex_lock(&device->lock);
     bool go;
-    while ((go = comm->state == PN_READY || comm->state == PN_CLOSING) &&
-           (comm->inside || !pn_first_in_order(op))) {
-        /* A call that was made before it is still inside, inline; or an ordered operation of another
-         * communicator was called before it. */
+    for (int64_t nap = 10000;
+         (go = comm->state == PN_READY || comm->state == PN_CLOSING) && (comm->inside || !pn_its_turn(op));
+         nap = nap < 500000 ? 2 * nap : nap) {
+        /* A call that was made before it is still inside, inline; or one of another communicator of the
+         * device is still in its lane. */
         pthread_mutex_unlock(&device->lock);
-        nanosleep(&(struct timespec){0, 20000}, NULL);
+        nanosleep(&(struct timespec){0, nap}, NULL);
         pthread_mutex_lock(&device->lock);
     }
     bool waits = go && (op->may_wait || !pn_contacted(op) || pn_launch_blocking);
@@ -253,7 +257,7 @@ bool pn_submit(pn_op_t *op) {
         bool open = comm->state == PN_READY;
         bool now = open && tried && !prepared && !comm->queue_head && !comm->lane_busy &&
                    comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op) &&
-                   (!comm->ordered || pn_link_empty(&device->ordered));
+                   pn_link_empty(&device->called);
         if (open && (now || prepared || !op->has_stream)) {
             CUevent event = NULL; /* an idle one, where there is one */
             pn_enlist(op);
