@@ -226,6 +226,26 @@ cdef DLPackExchangeAPI *exchange_table(type cls):
     return table
 
 
+cdef object from_table(DLPackExchangeAPI *table, object array, view_t *view, str name):
+    """The C exchange API: the fastest way in, with fewer checks by the producer."""
+    cdef DLTensor tensor
+    try:
+        table.dltensor_from_py_object_no_sync(<void *>array, &tensor)
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise InvalidBufferError(f"{name} cannot be taken by DLPack: {first}") from error
+    from_tensor(&tensor, view, name)
+    if not hasattr(array, "untyped_storage"):
+        return array
+    # torch keeps these two as a promise: the memory holds other values than the tensor shows.
+    if array.is_neg():
+        raise InvalidBufferError(f"{name} is a lazy negation; pass {name}.resolve_neg()")
+    if view.dtype < 0 and array.is_conj():
+        raise InvalidBufferError(f"{name} is a lazy conjugate; pass {name}.resolve_conj()")
+    # A tensor can be given other storage while the operation runs (`x.data = y`).
+    return array, array.untyped_storage()
+
+
 cdef object from_capsule(object array, view_t *view, bint is_cuda, size_t stream, str name):
     cdef DLManagedTensorVersioned *versioned
     cdef void *held
@@ -267,7 +287,6 @@ cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str
         InvalidBufferError: it is no array, or not contiguous, or on the wrong kind of device.
     """
     cdef DLPackExchangeAPI *table
-    cdef DLTensor tensor
     cls = type(array)
     view.fresh_result = False
     view.readonly = False
@@ -281,9 +300,7 @@ cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str
     else:
         table = exchange_table(cls)
         if table != NULL:
-            table.dltensor_from_py_object_no_sync(<void *>array, &tensor)
-            from_tensor(&tensor, view, name)
-            keep = array
+            keep = from_table(table, array, view, name)
         elif hasattr(cls, "__dlpack__"):
             keep = from_capsule(array, view, is_cuda, stream, name)
             module = cls.__module__.partition(".")[0]
