@@ -21,6 +21,7 @@ from pynccl._native.abi cimport (
     PN_FROM_CUDA,
     PN_FROM_DEADLINE,
     PN_FROM_NCCL,
+    PN_INIT,
     PN_NEW,
     PN_READY,
     pn_comm_drop,
@@ -173,7 +174,8 @@ cdef class CommHandle:
         function = self.c.failure.function.decode() if self.c.failure.function != NULL else ""
         who = f"rank {self.c.rank} of {self.c.size}"
         if self.c.culprit:
-            who = f"{KINDS[self.c.culprit_kind]} (operation {self.c.culprit}) on {who}"
+            number = f" (operation {self.c.culprit})" if self.c.culprit_kind < PN_INIT else ""
+            who = f"{KINDS[self.c.culprit_kind]}{number} on {who}"
         if source == PN_FROM_NCCL:
             detail = self.c.detail.decode(errors="replace")
             return nccl_exception(self.c.failure.code, function, who, detail)

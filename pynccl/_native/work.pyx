@@ -175,7 +175,7 @@ cdef class Work(Operation):
             return "an operation that was never called"
         name = kind_name(self.c.kind)
         parts = []
-        if self.c.seq:
+        if self.c.seq and self.c.kind < PN_INIT:
             parts.append(f"operation {self.c.seq}")
         if self.c.kind < PN_INIT and self.c.nbytes:
             parts.append(f"{self.c.nbytes} bytes of {dtype_name(self.c.datatype)}")
@@ -195,7 +195,7 @@ cdef class Work(Operation):
         if source == PN_FROM_DEADLINE:
             return errors.DeadlineError(
                 f"{what} did not end within {elapsed:.3f} s",
-                operation=kind_name(self.c.kind), seq=self.c.seq, nbytes=self.c.nbytes,
+                operation=kind_name(self.c.kind), seq=self.seq, nbytes=self.c.nbytes,
                 dtype=dtype_name(self.c.datatype) if self.c.kind < PN_INIT else "",
                 elapsed=elapsed,
             )
@@ -339,7 +339,7 @@ cdef class Work(Operation):
     @property
     def seq(self):
         """The operation's number in its communicator, from 1."""
-        return self.c.seq
+        return self.c.seq if self.c.kind < PN_INIT else 0
 
     @property
     def nbytes(self):

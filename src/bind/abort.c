@@ -114,7 +114,7 @@ static void enlist(job_t *job, pn_op_t *op) {
     pn_comm_t *comm = job->home = op->comm;
     pthread_mutex_lock(&comm->device->lock);
     comm->references++;
-    job->seq = op->seq = ++comm->seq;
+    job->seq = op->seq = PN_CONTROL | ++comm->controls;
     pn_link_append(&comm->pending, &op->in_comm);
     pn_deadline_set(comm->device, op->deadline_ns);
     pthread_mutex_unlock(&comm->device->lock);

@@ -37,6 +37,7 @@
 #define PN_POLL_BATCH 32       /* pending operations of a communicator at which an issue polls them */
 #define PN_DETAIL_BYTES 1024
 #define PN_NO_DEADLINE INT64_MAX
+#define PN_CONTROL ((uint64_t)1 << 63)
 #define PN_SCRATCH_SLOTS 1024
 #define PN_SCRATCH_BYTES 16
 
@@ -256,9 +257,10 @@ struct pn_comm {
     pn_clique_t *clique;
     /* under device->lock */
     pn_state_t state;
-    int references; /* the Python handle, the lane, a running abort, a group; at 0 the waiter frees it */
-    int inside;     /* threads of ours inside a native call on it */
-    uint64_t seq;
+    int references;    /* the Python handle, the lane, a running abort, a group; at 0 the waiter frees it */
+    int inside;        /* threads of ours inside a native call on it */
+    uint64_t seq;      /* operations called */
+    uint64_t controls; /* management calls; their numbers lie apart, above PN_CONTROL */
     uint64_t splits;
     pn_link_t in_device;
     pn_link_t pending; /* unfinished operations, in call order */

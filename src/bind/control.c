@@ -216,7 +216,7 @@ void pn_control_submit(pn_op_t *op) {
     pthread_mutex_lock(&device->lock);
     bool open = comm->state == (op->kind == PN_INIT ? PN_NEW : PN_READY);
     if (open) {
-        op->seq = ++comm->seq;
+        op->seq = PN_CONTROL | ++comm->controls;
         op->in_lane = true;
         pn_link_append(&comm->pending, &op->in_comm);
         pn_deadline_set(device, op->deadline_ns);

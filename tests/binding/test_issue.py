@@ -163,3 +163,12 @@ async def test_a_ring_of_messages_needs_a_group(temper: str, grouped: bool) -> N
                 assert {comm.state for comm in comms} == {"failed"}
     async with clique(3) as comms:
         await all_reduced(comms)
+
+
+async def test_operations_are_numbered_from_one(temper):
+    """As NCCL's own log and the host engine number them; management calls do not count."""
+    async with clique(2) as comms:
+        works = [comm.all_reduce(np.ones(3, np.float32)) for comm in comms]
+        assert [work.seq for work in works] == [1, 1]
+        assert [comm.issued for comm in comms] == [1, 1]
+        await pynccl.wait(*works)
