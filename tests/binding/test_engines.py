@@ -232,4 +232,4 @@ def test_a_host_array_on_a_cuda_communicator() -> None:
         assert line.startswith("x is in host memory, but this communicator is on a CUDA device")
         assert 'device="cpu"' in line
     assert lines[2] == "x is on cuda:0, this communicator is on cuda:1"
-    assert lines[3] == "True 2"  # the init, and the one good call
+    assert lines[3] == "True 1"  # the one good call
