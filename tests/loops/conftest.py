@@ -38,6 +38,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "long" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.timeout(880))
+        return
+    # asyncio's debug mode is what tests/binding runs in; here it is for the full length.
+    debugged = [item for item in items if is_debugged(item)]
+    config.hook.pytest_deselected(items=debugged)
+    items[:] = [item for item in items if not is_debugged(item)]
+
+
+def is_debugged(item: pytest.Item) -> bool:
+    """Whether it is one of this folder's tests in asyncio's debug mode."""
+    callspec = getattr(item, "callspec", None)
+    in_debug = callspec is not None and callspec.params.get("loop") == "debug"
+    return in_debug and item.nodeid.startswith("tests/loops/")
 
 
 @pytest.hookimpl(tryfirst=True)
