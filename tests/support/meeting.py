@@ -125,7 +125,7 @@ async def outcomes(*joins: Awaitable[Session]) -> list[Any]:
 async def until(condition: Callable[[], bool], seconds: float = 1.0) -> bool:
     """Wait for a condition; tell whether it came true in time."""
     end = time.monotonic() + seconds
-    while not (is_true := condition()) and time.monotonic() < end:  # noqa: ASYNC110
+    while not (is_true := condition()) and time.monotonic() < end:
         await asyncio.sleep(0.005)
     return is_true
 
