@@ -39,17 +39,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if "long" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.timeout(880))
         return
-    # asyncio's debug mode is what tests/binding runs in; here it is for the full length.
-    debugged = [item for item in items if is_debugged(item)]
-    config.hook.pytest_deselected(items=debugged)
-    items[:] = [item for item in items if not is_debugged(item)]
+    kept = [item for item in items if not is_for_full_length(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
-def is_debugged(item: pytest.Item) -> bool:
-    """Whether it is one of this folder's tests in asyncio's debug mode."""
+SLOW = {
+    "test_deadlines_are_kept": "uvloop",
+    "test_a_deadline_beside_a_held_interpreter": "gpulike",
+}
+
+
+def is_for_full_length(item: pytest.Item) -> bool:
+    """Whether one of this folder's tests runs with --long only.
+
+    Those in asyncio's debug mode, which tests/binding always uses, and the second or third variant
+    of some that wait for seconds.
+    """
     callspec = getattr(item, "callspec", None)
-    in_debug = callspec is not None and callspec.params.get("loop") == "debug"
-    return in_debug and item.nodeid.startswith("tests/loops/")
+    if callspec is None or not item.nodeid.startswith("tests/loops/"):
+        return False
+    values = [getattr(value, "__name__", value) for value in callspec.params.values()]
+    slow = SLOW.get(getattr(item, "originalname", ""))
+    return "debug" in values or "waits_alone" in values or slow in values
 
 
 @pytest.hookimpl(tryfirst=True)
