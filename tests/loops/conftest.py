@@ -53,8 +53,8 @@ SLOW = {
 def is_for_full_length(item: pytest.Item) -> bool:
     """Whether one of this folder's tests runs with --long only.
 
-    Those in asyncio's debug mode, which tests/binding always uses, and the second or third variant
-    of some that wait for seconds.
+    Those in asyncio's debug mode, which tests/binding always uses, and the second or third
+    variant of some that wait for seconds.
     """
     callspec = getattr(item, "callspec", None)
     if callspec is None or not item.nodeid.startswith("tests/loops/"):
