@@ -59,9 +59,9 @@ def is_for_full_length(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     if callspec is None or not item.nodeid.startswith("tests/loops/"):
         return False
-    values = [getattr(value, "__name__", value) for value in callspec.params.values()]
+    values = list(callspec.params.values())
     slow = SLOW.get(getattr(item, "originalname", ""))
-    return "debug" in values or "waits_alone" in values or slow in values
+    return "debug" in values or slow in values
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,9 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +60,25 @@ async def idles(place: Any, seconds: float) -> dict[str, Any]:
     return {"woken": {name: n for name, n in woken.items() if n}, "threads": sorted(after)}
 
 
-@pytest.mark.parametrize("temper", ["quick", "gpulike"])
-def test_nobody_wakes_up_when_nothing_is_pending(temper: Any, long: bool) -> None:
-    seen = run_processes(
-        1, idles, bare=True, temper=temper, arguments=[10.0 if long else 4.0], timeout=60
-    )[0]
-    assert any("pynccl-waiter" in name for name in seen["threads"])
-    assert seen["woken"] == {}
+TEMPERS = ["quick", "gpulike"]
+
+
+def at_once(function: Callable[..., Any], variants: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Its results for each of the arguments; processes that only wait can do so together."""
+    arguments = list(variants)
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(lambda one: function(*one), arguments))
+
+
+def test_nobody_wakes_up_when_nothing_is_pending(long: bool) -> None:
+    def idle(temper: Any) -> Any:
+        seconds = 10.0 if long else 4.0
+        options = {"bare": True, "temper": temper, "arguments": [seconds], "timeout": 60}
+        return run_processes(1, idles, **options)[0]
+
+    for seen in at_once(idle, [(temper,) for temper in TEMPERS]):
+        assert any("pynccl-waiter" in name for name in seen["threads"])
+        assert seen["woken"] == {}
 
 
 async def wakes(place: Any) -> dict[str, Any]:
@@ -125,14 +140,17 @@ async def waits_alone(place: Any, seconds: float) -> float:
     return share
 
 
-@pytest.mark.parametrize("temper", ["quick", "gpulike"])
-@pytest.mark.parametrize("function", [waits, waits_alone])
-def test_a_long_wait_costs_little(function: Any, temper: Any) -> None:
+def test_a_long_wait_costs_little() -> None:
     """Under 1 % of a core over five seconds; the longer it takes, the less."""
-    shares: list[float] = []
-    while len(shares) < 3 and (not shares or shares[-1] >= 0.01):
-        shares += run_processes(1, function, bare=True, temper=temper, arguments=[5.0])
-    assert min(shares) < 0.01, f"shares of a core: {shares}"
+
+    def attempts(function: Any, temper: Any) -> list[float]:
+        shares: list[float] = []
+        while len(shares) < 3 and (not shares or shares[-1] >= 0.01):
+            shares += run_processes(1, function, bare=True, temper=temper, arguments=[5.0])
+        return shares
+
+    for shares in at_once(attempts, product([waits, waits_alone], TEMPERS)):
+        assert min(shares) < 0.01, f"shares of a core: {shares}"
 
 
 async def wakes_up_late(place: Any, ms: float) -> list[float]:

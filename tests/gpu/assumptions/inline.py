@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from . import abi
 from .stage import Stage
 
-LATE_S = 0.2
+LATE_S = 0.1
 WAITED_S = LATE_S / 2
 SIZES = (("8 B", 2), ("4 MiB", 1 << 20))
 PEER_TO_PEER = ("ncclSend", "ncclRecv")
