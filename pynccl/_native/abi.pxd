@@ -91,7 +91,9 @@ cdef extern from "abi/dlpack_abi.h" nogil:
         ) except? -1
     int kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged
     int kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLComplex, kDLBool
-    int kDLFloat8_e4m3fn, kDLFloat8_e5m2
+    int kDLFloat8_e3m4, kDLFloat8_e4m3, kDLFloat8_e4m3b11fnuz, kDLFloat8_e4m3fn
+    int kDLFloat8_e4m3fnuz, kDLFloat8_e5m2, kDLFloat8_e5m2fnuz, kDLFloat8_e8m0fnu
+    int kDLFloat6_e2m3fn, kDLFloat6_e3m2fn, kDLFloat4_e2m1fn
     uint64_t DLPACK_FLAG_BITMASK_READ_ONLY
 
 cdef extern from "bind/bind.h" nogil:

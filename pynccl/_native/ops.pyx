@@ -20,7 +20,7 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.issue cimport Issuer
-from pynccl._native.view cimport dtype_name, fresh_like, view_t
+from pynccl._native.view cimport dtype_of, fresh_like, view_t
 from pynccl._native.work cimport Work
 
 from operator import index
@@ -33,15 +33,15 @@ cdef dict OPS = REDUCTIONS
 
 # ---- checks ----------------------------------------------------------------------------------
 
-cdef int reduction(object op, view_t *view) except -1:
+cdef int reduction(object op, object array, view_t *view) except -1:
     code = OPS.get(op) if type(op) is str else None
     if code is None:
         raise ConfigError(f"op must be one of {', '.join(OPS)}, not {op!r}")
     if view.dtype < 0:
         raise InvalidBufferError(
-            "this dtype can be moved but not reduced; reductions take int8, uint8, int32, "
-            "uint32, int64, uint64, float16, bfloat16, float32, float64, float8_e4m3fn and "
-            "float8_e5m2"
+            f"{dtype_of(array, view)} can be moved but not reduced; reductions take int8, "
+            "uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64, "
+            "float8_e4m3fn and float8_e5m2"
         )
     return code
 
@@ -64,11 +64,11 @@ cdef int writable(view_t *view, str name) except -1:
     return 0
 
 
-cdef int same_type(view_t *send, view_t *recv) except -1:
-    if send.dtype != recv.dtype or send.itemsize != recv.itemsize:
+cdef int same_type(object x, view_t *send, object out, view_t *recv) except -1:
+    if send.kind != recv.kind or send.itemsize != recv.itemsize:
         raise InvalidBufferError(
-            f"out has elements of {dtype_name(recv.dtype)} ({recv.itemsize} bytes), the input "
-            f"has {dtype_name(send.dtype)} ({send.itemsize} bytes); they must be the same"
+            f"out has elements of {dtype_of(out, recv)} ({recv.itemsize} bytes), the input "
+            f"has {dtype_of(x, send)} ({send.itemsize} bytes); they must be the same"
         )
     return 0
 
@@ -143,7 +143,7 @@ cdef class Operations(Issuer):
         cdef view_t send
         self.usable()
         keep = self.look(x, &send, "x")
-        cdef int redop = reduction(op, &send)
+        cdef int redop = reduction(op, x, &send)
         if out is None and not send.fresh_result:
             writable(&send, "x")
             return self.start(PN_ALL_REDUCE, &send, &send, send.count, redop, 0,
@@ -168,7 +168,7 @@ cdef class Operations(Issuer):
             result = out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
-        same_type(send, &recv)
+        same_type(x, send, result, &recv)
         counted(&recv, send.count, "out", "it must be as large as x")
         cdef size_t nbytes = send.count * send.itemsize
         apart(send, nbytes, &recv, nbytes, <size_t>recv.data, "in place means the same array")
@@ -191,7 +191,7 @@ cdef class Operations(Issuer):
         self.usable()
         cdef int target = rank_in_range(self, root, "root")
         keep = self.look(x, &send, "x")
-        cdef int redop = reduction(op, &send)
+        cdef int redop = reduction(op, x, &send)
         cdef bint mine = target == self.c.rank
         if mine and out is None and not send.fresh_result:
             writable(&send, "x")
@@ -238,7 +238,7 @@ cdef class Operations(Issuer):
         result = fresh_like(x, scaled(x, self.c.size, 1)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
-        same_type(&send, &recv)
+        same_type(x, &send, result, &recv)
         counted(&recv, send.count * self.c.size, "out",
                 f"{self.c.size} ranks times x's {send.count}")
         cdef size_t block = send.count * send.itemsize
@@ -259,12 +259,12 @@ cdef class Operations(Issuer):
         cdef view_t send, recv
         self.usable()
         keep = self.look(x, &send, "x")
-        cdef int redop = reduction(op, &send)
+        cdef int redop = reduction(op, x, &send)
         cdef size_t count = divided(&send, self.c.size, "x")
         result = fresh_like(x, scaled(x, 1, self.c.size)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
-        same_type(&send, &recv)
+        same_type(x, &send, result, &recv)
         counted(&recv, count, "out",
                 f"x's {send.count} elements divided among {self.c.size} ranks")
         cdef size_t block = count * send.itemsize
@@ -287,7 +287,7 @@ cdef class Operations(Issuer):
         result = fresh_like(x, scaled(x, 1, 1)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
-        same_type(&send, &recv)
+        same_type(x, &send, result, &recv)
         counted(&recv, send.count, "out", "it must be as large as x")
         apart(&send, send.count * send.itemsize, &recv, recv.count * recv.itemsize, 0,
               "an all-to-all cannot run in place")
@@ -316,7 +316,7 @@ cdef class Operations(Issuer):
         result = fresh_like(x, scaled(x, self.c.size, 1)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
-        same_type(&send, &recv)
+        same_type(x, &send, result, &recv)
         counted(&recv, send.count * self.c.size, "out",
                 f"{self.c.size} ranks times x's {send.count}")
         cdef size_t block = send.count * send.itemsize
@@ -351,7 +351,7 @@ cdef class Operations(Issuer):
         result = fresh_like(x, scaled(x, 1, self.c.size)) if out is None else out
         kept = self.look(result, &recv, "out")
         writable(&recv, "out")
-        same_type(&send, &recv)
+        same_type(x, &send, result, &recv)
         counted(&recv, count, "out",
                 f"x's {send.count} elements divided among {self.c.size} ranks")
         cdef size_t block = count * send.itemsize

@@ -1,4 +1,7 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
+
+cdef enum:
+    KIND_OPAQUE = 255       # elements of a kind that DLPack has no code for: bytes
 
 # An array as plain C fields; `keep` (held by the caller beside it) owns the memory.
 cdef struct view_t:
@@ -6,6 +9,8 @@ cdef struct view_t:
     size_t count        # elements
     size_t itemsize     # bytes of one element
     int dtype           # ncclDataType_t, or -1: a type that can be moved but not reduced
+    uint8_t kind        # DLDataTypeCode, or KIND_OPAQUE
+    int bits            # of one element
     int device_type     # DLDeviceType
     int device_id
     int ndim
@@ -15,6 +20,7 @@ cdef struct view_t:
 
 cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str name)
 cdef str dtype_name(int code)
+cdef str dtype_of(object array, view_t *view)
 cdef bint producer_stream(object array, int device, size_t *handle) except? False
 cdef object fresh_like(object array, tuple shape)
 cdef object as_native(object array, object result)

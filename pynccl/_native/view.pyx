@@ -21,13 +21,24 @@ from pynccl._native.abi cimport (
     DLPackExchangeAPI,
     DLTensor,
     kDLBfloat,
+    kDLBool,
+    kDLComplex,
     kDLCPU,
     kDLCUDA,
     kDLCUDAHost,
     kDLCUDAManaged,
     kDLFloat,
+    kDLFloat4_e2m1fn,
+    kDLFloat6_e2m3fn,
+    kDLFloat6_e3m2fn,
+    kDLFloat8_e3m4,
+    kDLFloat8_e4m3,
+    kDLFloat8_e4m3b11fnuz,
     kDLFloat8_e4m3fn,
+    kDLFloat8_e4m3fnuz,
     kDLFloat8_e5m2,
+    kDLFloat8_e5m2fnuz,
+    kDLFloat8_e8m0fnu,
     kDLInt,
     kDLUInt,
 )
@@ -40,8 +51,36 @@ from pynccl.errors import InvalidBufferError
 from pynccl.types import DTYPES
 
 cdef object ndarray = numpy.ndarray
-cdef dict CODES = DTYPES
+cdef char NATIVE = c"<" if sys.byteorder == "little" else c">"
 cdef tuple NAMES = tuple(DTYPES)
+# DLPack type codes by what they are called: with the bits behind, and without.
+cdef dict FAMILIES = {
+    kDLInt: "int",
+    kDLUInt: "uint",
+    kDLFloat: "float",
+    kDLBfloat: "bfloat",
+    kDLComplex: "complex",
+}
+cdef dict KINDS = {
+    kDLBool: "bool",
+    kDLFloat8_e3m4: "float8_e3m4",
+    kDLFloat8_e4m3: "float8_e4m3",
+    kDLFloat8_e4m3b11fnuz: "float8_e4m3b11fnuz",
+    kDLFloat8_e4m3fn: "float8_e4m3fn",
+    kDLFloat8_e4m3fnuz: "float8_e4m3fnuz",
+    kDLFloat8_e5m2: "float8_e5m2",
+    kDLFloat8_e5m2fnuz: "float8_e5m2fnuz",
+    kDLFloat8_e8m0fnu: "float8_e8m0fnu",
+    kDLFloat6_e2m3fn: "float6_e2m3fn",
+    kDLFloat6_e3m2fn: "float6_e3m2fn",
+    kDLFloat4_e2m1fn: "float4_e2m1fn",
+}
+# NumPy's names of the types that other packages have added to it. Those of less than a byte are
+# not here: NumPy keeps each in a byte of its own.
+cdef dict ADDED = {
+    "bfloat16": kDLBfloat,
+    **{name: kind for kind, name in KINDS.items() if name.startswith("float8")},
+}
 # Types whose results are always fresh arrays: nothing may write into them.
 cdef tuple IMMUTABLE = ("jax", "jaxlib")
 
@@ -67,26 +106,37 @@ cdef inline int code_of(uint8_t kind, int bits) noexcept nogil:
     return -1
 
 
-cdef inline int code_of_format(const char *text, Py_ssize_t itemsize) noexcept nogil:
-    """The ncclDataType_t of a buffer protocol format with one native element, or -1."""
-    cdef char kind = text[0]
-    if kind == 0 or text[1] != 0:
-        return -1
-    if kind == c"f":
-        return 7
-    if kind == c"d":
-        return 8
-    if kind == c"e":
-        return 6
-    if kind == c"b":
-        return 0
-    if kind == c"B":
-        return 1
-    if kind == c"i" or kind == c"l" or kind == c"q":
-        return 2 if itemsize == 4 else 4
-    if kind == c"I" or kind == c"L" or kind == c"Q":
-        return 3 if itemsize == 4 else 5
-    return -1
+cdef inline uint8_t kind_of_format(const char *text) noexcept nogil:
+    """The DLPack type code of a buffer protocol format with one element in native order."""
+    cdef bint pair
+    if text[0] == c"@" or text[0] == c"=" or text[0] == NATIVE:
+        text += 1
+    pair = text[0] == c"Z"
+    if pair:
+        text += 1
+    if text[0] == 0 or text[1] != 0:
+        return KIND_OPAQUE
+    if text[0] in (c"e", c"f", c"d", c"g"):
+        return kDLComplex if pair else kDLFloat
+    if pair:
+        return KIND_OPAQUE
+    if text[0] in (c"b", c"h", c"i", c"l", c"q", c"n"):
+        return kDLInt
+    if text[0] in (c"B", c"H", c"I", c"L", c"Q", c"N"):
+        return kDLUInt
+    return kDLBool if text[0] == c"?" else KIND_OPAQUE
+
+
+cdef str dtype_of(object array, view_t *view):
+    """The dtype of an array in words, also where NCCL has none."""
+    if view.kind in KINDS:
+        return KINDS[view.kind]
+    if view.kind in FAMILIES:
+        return f"{FAMILIES[view.kind]}{view.bits}"
+    if view.kind != KIND_OPAQUE:
+        return f"DLPack type code {view.kind} of {view.bits} bits"
+    dtype = getattr(array, "dtype", None)
+    return str(dtype) if dtype is not None else f"buffer format {memoryview(array).format!r}"
 
 
 cdef int strided(str name, tuple shape, tuple strides, str unit) except -1:
@@ -121,7 +171,9 @@ cdef int from_tensor(DLTensor *tensor, view_t *view, str name) except -1:
     view.data = <char *>tensor.data + tensor.byte_offset
     view.count = count
     view.itemsize = tensor.dtype.bits // 8
-    view.dtype = code_of(tensor.dtype.code, tensor.dtype.bits)
+    view.kind = tensor.dtype.code
+    view.bits = tensor.dtype.bits
+    view.dtype = code_of(view.kind, view.bits)
     view.device_type = tensor.device.device_type
     view.device_id = tensor.device.device_id
     view.ndim = tensor.ndim
@@ -148,6 +200,8 @@ cdef object from_buffer(object array, view_t *view, str name):
         expected = buffer.itemsize
         if buffer.len:
             for axis in range(buffer.ndim - 1, -1, -1):
+                if buffer.strides == NULL:  # as of ctypes: contiguous
+                    break
                 if buffer.shape[axis] != 1 and buffer.strides[axis] != expected:
                     shape = tuple([buffer.shape[i] for i in range(buffer.ndim)])
                     steps = [buffer.strides[i] // buffer.itemsize for i in range(buffer.ndim)]
@@ -156,10 +210,11 @@ cdef object from_buffer(object array, view_t *view, str name):
         view.data = buffer.buf
         view.count = buffer.len // buffer.itemsize if buffer.itemsize else 0
         view.itemsize = buffer.itemsize
-        view.dtype = 1  # a buffer without a format is of bytes
-        if buffer.format != NULL:
-            view.dtype = code_of_format(buffer.format, buffer.itemsize)
-        if view.dtype < 0:
+        view.bits = <int>(8 * buffer.itemsize)
+        # A buffer without a format is of bytes.
+        view.kind = kDLUInt if buffer.format == NULL else kind_of_format(buffer.format)
+        view.dtype = code_of(view.kind, view.bits)
+        if view.kind == KIND_OPAQUE:
             no_objects(array, buffer.format, name)
         view.device_type = kDLCPU
         view.device_id = 0
@@ -185,7 +240,8 @@ cdef object from_ndarray(object array, view_t *view, str name):
         steps = tuple([s // dtype.itemsize for s in array.strides])
         strided(name, array.shape, steps, "elements")
     from_buffer(bare, view, name)
-    view.dtype = CODES.get(dtype.name, -1)
+    view.kind = ADDED.get(dtype.name, KIND_OPAQUE)
+    view.dtype = code_of(view.kind, view.bits)
     view.ndim = array.ndim
     view.first = array.shape[0] if array.ndim else 1
     return array

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from cliques import all_reduced, clique
@@ -39,10 +41,30 @@ FLOATS = np.zeros(8, np.float32)
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "complex sum": (
         lambda c: c.all_reduce(np.zeros(4, np.complex64)),
-        r"moved but not reduced.*float32",
+        r"complex64 can be moved but not reduced.*float32",
     ),
-    "bool sum": (lambda c: c.all_reduce(np.zeros(4, bool)), "moved but not reduced"),
-    "int16 sum": (lambda c: c.reduce_scatter(np.zeros(4, np.int16)), "moved but not reduced"),
+    "bool sum": (lambda c: c.all_reduce(np.zeros(4, bool)), "bool can be moved"),
+    "int16 sum": (lambda c: c.reduce_scatter(np.zeros(4, np.int16)), "int16 can be"),
+    "fp8 of a kind that NCCL has not": (
+        lambda c: c.all_reduce(np.zeros(4, ml_dtypes.float8_e4m3fnuz)),
+        "float8_e4m3fnuz can be moved but not reduced",
+    ),
+    "dates": (
+        lambda c: c.all_reduce(np.zeros(4, "datetime64[s]")),
+        r"datetime64\[s\] can be moved but not reduced",
+    ),
+    "records": (
+        lambda c: c.all_reduce(np.zeros(4, np.dtype([("a", "i4"), ("b", "f8")]))),
+        r"'a'.*'b'.* can be moved but not reduced",
+    ),
+    "characters": (
+        lambda c: c.all_reduce((ctypes.c_char * 4)()),
+        r"buffer format '<?c' can be moved",
+    ),
+    "numbers of the other byte order": (
+        lambda c: c.all_reduce(np.zeros(4, np.dtype(np.float32).newbyteorder())),
+        "[<>]f4 can be moved but not reduced",
+    ),
     "objects": (lambda c: c.broadcast(np.array([1, "a"], object)), r"dtype object.*objects"),
     "objects in records": (lambda c: c.broadcast(records()), "objects"),
     "list": (lambda c: c.all_reduce([1.0, 2.0]), "x must be an array.*not list"),
