@@ -147,6 +147,8 @@ cdef class Engine:
         cdef int since = pn_nccl_since(name)
         cdef int loaded = self.c.nccl_version
         first = f"{since // 10000}.{since // 100 % 100}"
+        if since % 100:
+            first += f".{since % 100}"
         here = f"{loaded // 10000}.{loaded // 100 % 100}.{loaded % 100}"
         needs = f"needs NCCL {first}" if since else "is not known here"
         raise errors.NotSupportedError(f"{function} {needs}, loaded is {here}")

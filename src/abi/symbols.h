@@ -3,16 +3,18 @@
  * X(need, since, result, name, parameters)
  *   need   REQUIRED: a library without it is refused; OPTIONAL: its slot stays NULL and using it raises
  *          NotSupportedError(name, since)
- *   since  the release that brought it: NCCL as NCCL_SINCE(major, minor), the driver as CUDA_SINCE(...)
+ *   since  the release that brought it: NCCL as NCCL_SINCE(major, minor) or, where a later one of a minor
+ *          release brought it, NCCL_SINCE(major, minor, patch); the driver as CUDA_SINCE(major, minor)
  *
  * The table structs and the loader (src/bind/loader), the host engine's and the no-op engine's
  * prototypes (prototypes.h) and tests/abi are all made from this list, so that a wrong prototype does not
- * compile. A function is added by adding its line here, and nowhere else.
+ * compile. A function is added by adding its line here, and nowhere else. What the host engine has for other
+ * programs, and pynccl never calls, is in rest.h.
  */
 #ifndef PYNCCL_SYMBOLS_H
 #define PYNCCL_SYMBOLS_H
 
-#define NCCL_SINCE(major, minor) ((major) * 10000 + (minor) * 100)
+#define NCCL_SINCE(major, minor, ...) ((major) * 10000 + (minor) * 100 + (__VA_ARGS__ + 0))
 #define CUDA_SINCE(major, minor) ((major) * 1000 + (minor) * 10)
 
 /* clang-format off */
@@ -51,9 +53,32 @@
   X(OPTIONAL, NCCL_SINCE(2, 19), ncclResult_t, ncclMemFree, (void *ptr)) \
   X(OPTIONAL, NCCL_SINCE(2, 19), ncclResult_t, ncclCommRegister, (const ncclComm_t comm, void *buff, size_t size, void **handle)) \
   X(OPTIONAL, NCCL_SINCE(2, 19), ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle)) \
+  X(OPTIONAL, NCCL_SINCE(2, 22), ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t *simInfo)) \
+  X(OPTIONAL, NCCL_SINCE(2, 23), ncclResult_t, ncclCommInitRankScalable, (ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds, ncclConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 27), ncclResult_t, ncclCommShrink, (ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags)) \
+  X(OPTIONAL, NCCL_SINCE(2, 27), ncclResult_t, ncclCommWindowRegister, (ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags)) \
+  X(OPTIONAL, NCCL_SINCE(2, 27), ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t win)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28, 7), ncclResult_t, ncclCommRevoke, (ncclComm_t comm, int revokeFlags)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclCommGetUniqueId, (ncclComm_t comm, ncclUniqueId *uniqueId)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclCommGrow, (ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm, ncclConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclPutSignal, (const void *localbuff, size_t count, ncclDataType_t datatype, int peer, ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclSignal, (int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclWaitSignal, (int nDesc, ncclWaitSignalDesc_t *signalDescs, ncclComm_t comm, cudaStream_t stream)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29, 7), ncclResult_t, ncclCommSuspend, (ncclComm_t comm, int flags)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29, 7), ncclResult_t, ncclCommResume, (ncclComm_t comm)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29, 7), ncclResult_t, ncclCommMemStats, (ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value)) \
   X(OPTIONAL, NCCL_SINCE(2, 30), ncclResult_t, ncclParamBind, (ncclParamHandle_t *out, const char *key)) \
   X(OPTIONAL, NCCL_SINCE(2, 30), ncclResult_t, ncclParamGetParameter, (const char *key, const char **value, int *valueLen)) \
-  X(OPTIONAL, NCCL_SINCE(2, 30), ncclResult_t, ncclParamGetAllParameterKeys, (const char ***table, int *tableLen))
+  X(OPTIONAL, NCCL_SINCE(2, 30), ncclResult_t, ncclParamGetAllParameterKeys, (const char ***table, int *tableLen)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclAllReduceConfig, (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclBroadcastConfig, (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclReduceConfig, (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclAllGatherConfig, (const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclReduceScatterConfig, (const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclAlltoAllConfig, (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclGatherConfig, (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 31), ncclResult_t, ncclScatterConfig, (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t *config)) \
+  X(OPTIONAL, NCCL_SINCE(2, 32), ncclResult_t, ncclSetEncryption, (const ncclEncryptionConfig_t *config))
 
 #define PN_CUDA_SYMBOLS(X) \
   X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuInit, (unsigned int flags)) \

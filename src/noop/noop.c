@@ -1,5 +1,4 @@
-/* The no-op engine: every name of symbols.h and nothing else, every operation complete at once, no data
- * moved.
+/* The no-op engine: names of symbols.h and nothing else, every operation complete at once, no data moved.
  *
  * It measures what the binding itself costs, and counts what the binding calls: the counts are read through
  * ncclParamGetParameter("ncclAllReduce", ...), so that no name beyond symbols.h is exported. It is also the

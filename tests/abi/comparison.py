@@ -27,6 +27,12 @@ OTHER_TYPE = {
 }
 # Makes cuda.h declare every exported name as it is, with no macro that renames an old one.
 EXPORTED_NAMES = "#define __CUDA_API_VERSION_INTERNAL\n"
+# Makes nccl.h declare what the library exports on Linux, also what it calls deprecated.
+NCCL_HEADER = (
+    "#define NCCL_OS_LINUX\n"
+    '#pragma GCC diagnostic ignored "-Wdeprecated-declarations"\n'
+    "#include <nccl.h>"
+)
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,10 @@ def nccl_side(
     if request.param == "stand-ins":
         folder = toolchain.write_stand_ins(tmp_path / "stand-ins")
         return comparison.Side(
-            '#include "cuda_abi.h"\n#include <nccl.h>', (folder, header, ABI)
+            f'#include "cuda_abi.h"\n{comparison.NCCL_HEADER}', (folder, header, ABI)
         )
     cuda: comparison.Side = request.getfixturevalue("cuda_side")
-    return comparison.Side(cuda.include + "\n#include <nccl.h>", (*cuda.folders, header))
+    return comparison.Side(f"{cuda.include}\n{comparison.NCCL_HEADER}", (*cuda.folders, header))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Symbol:
-    """One line of symbols.h. `since` is 23200 for NCCL 2.32 and 12000 for CUDA 12.0."""
+    """One line of symbols.h or rest.h. `since` is 23200 for NCCL 2.32, 12000 for CUDA 12.0."""
 
     name: str
     library: str
@@ -109,28 +109,28 @@ def read_members(body: str) -> list[Member]:
 
 
 def read_symbols(text: str) -> list[Symbol]:
-    """The lines of symbols.h, in order. ValueError where what looks like one is not read."""
+    """The lines of a list of functions. ValueError where what looks like one is not read."""
     text = without_comments(text)
     symbols = [
         Symbol(
             name,
             library.lower(),
             need == "REQUIRED",
-            int(major) * 10000 + int(minor) * 100
+            int(major) * 10000 + int(minor) * 100 + int(patch or 0)
             if library == "NCCL"
             else int(major) * 1000 + int(minor) * 10,
             result.strip(),
             () if parameters == "void" else tuple(parameters.split(", ")),
         )
-        for need, library, major, minor, result, name, parameters in re.findall(
-            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)\), "
+        for need, library, major, minor, patch, result, name, parameters in re.findall(
+            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)(?:, (\d+))?\), "
             r"([\w *]+), (\w+), \(([^()]*)\)\)",
             text,
         )
     ]
     lines = len(re.findall(r"^\s*X\(", text, flags=re.M))
     if lines != len(symbols):
-        raise ValueError(f"symbols.h has {lines} lines, of which {len(symbols)} could be read")
+        raise ValueError(f"the list has {lines} lines, of which {len(symbols)} could be read")
     return symbols
 
 
@@ -139,4 +139,53 @@ def our_header(name: str) -> Header:
 
 
 def our_symbols() -> list[Symbol]:
+    """The functions that pynccl calls."""
     return read_symbols((ABI / "symbols.h").read_text("utf-8"))
+
+
+def other_symbols() -> list[Symbol]:
+    """The functions that the host engine has for other programs."""
+    return read_symbols((ABI / "rest.h").read_text("utf-8"))
+
+
+# Listed, and not in the host engine yet: whoever writes one takes it out here.
+NOT_YET = frozenset(
+    {
+        "ncclAllGatherConfig",
+        "ncclAllReduceConfig",
+        "ncclAlltoAllConfig",
+        "ncclBroadcastConfig",
+        "ncclCommGetUniqueId",
+        "ncclCommGrow",
+        "ncclCommInitRankScalable",
+        "ncclCommMemStats",
+        "ncclCommResume",
+        "ncclCommRevoke",
+        "ncclCommShrink",
+        "ncclCommSuspend",
+        "ncclCommWindowDeregister",
+        "ncclCommWindowRegister",
+        "ncclGatherConfig",
+        "ncclGroupSimulateEnd",
+        "ncclParamDumpAll",
+        "ncclParamGet",
+        "ncclParamGetI16",
+        "ncclParamGetI32",
+        "ncclParamGetI64",
+        "ncclParamGetI8",
+        "ncclParamGetStr",
+        "ncclParamGetU16",
+        "ncclParamGetU32",
+        "ncclParamGetU64",
+        "ncclParamGetU8",
+        "ncclPutSignal",
+        "ncclReduceConfig",
+        "ncclReduceScatterConfig",
+        "ncclResetDebugInit",
+        "ncclScatterConfig",
+        "ncclSetEncryption",
+        "ncclSignal",
+        "ncclWaitSignal",
+        "ncclWinGetUserPtr",
+    }
+)

@@ -10,7 +10,16 @@ import comparison
 import pytest
 import toolchain
 from comparison import Side
-from declarations import ABI, our_header, our_symbols, read_header, read_symbols
+from declarations import (
+    ABI,
+    other_symbols,
+    our_header,
+    our_symbols,
+    read_header,
+    read_symbols,
+)
+
+LISTED = [*our_symbols(), *other_symbols()]
 
 
 def test_nccl_header_agrees(nccl_side: Side, our_side: Side, tmp_path: Path) -> None:
@@ -34,12 +43,12 @@ def test_prototypes_agree(nccl_side: Side, tmp_path: Path) -> None:
 
 
 def test_nccl_declares_every_symbol(nccl_side: Side, tmp_path: Path) -> None:
-    symbols = [symbol for symbol in our_symbols() if symbol.library == "nccl"]
+    symbols = [symbol for symbol in LISTED if symbol.library == "nccl"]
     assert comparison.undeclared(nccl_side, symbols, tmp_path) == ""
 
 
 def test_cuda_declares_every_symbol(cuda_side: Side, tmp_path: Path) -> None:
-    symbols = [symbol for symbol in our_symbols() if symbol.library == "cuda"]
+    symbols = [symbol for symbol in LISTED if symbol.library == "cuda"]
     assert comparison.undeclared(cuda_side, symbols, tmp_path) == ""
 
 
@@ -55,14 +64,18 @@ def test_driver_functions_are_as_old_as_we_say(cuda_side: Side) -> None:
         r"\bPFN_(cu\w+?)_v(\d+)(?:_ptsz)?\b", path.read_text("utf-8")
     ):
         releases[name] = min(int(release), releases.get(name, 1 << 30))
-    for symbol in our_symbols():
+    for symbol in LISTED:
         if symbol.library == "cuda":
             assert releases[re.sub(r"_v\d+$", "", symbol.name)] <= symbol.since, symbol.name
 
 
 def test_symbols_are_listed_once() -> None:
-    names = [symbol.name for symbol in our_symbols()]
+    names = [symbol.name for symbol in LISTED]
     assert len(set(names)) == len(names)
+
+
+def test_what_others_call_is_never_required() -> None:
+    assert [symbol.name for symbol in other_symbols() if symbol.required] == []
 
 
 def test_what_nccl_2_18_had_is_required() -> None:

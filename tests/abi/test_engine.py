@@ -65,6 +65,10 @@ def test_an_old_library_says_what_it_lacks(
     old.require("ncclAllReduce")
     with pytest.raises(NotSupportedError, match=r"ncclAlltoAll needs NCCL 2\.28, loaded is "):
         old.require("ncclAlltoAll")
+    with pytest.raises(NotSupportedError, match=r"ncclCommRevoke needs NCCL 2\.28\.7, loaded"):
+        Engine("older", str(hollow("ncclCommRevoke")), noop_library, True).require(
+            "ncclCommRevoke"
+        )
 
 
 def test_a_name_that_nobody_knows_is_refused(noop_library: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import engines
 import pytest
-from declarations import ROOT, Symbol, our_symbols
+from declarations import NOT_YET, ROOT, Symbol, our_symbols
 
 OPTIONAL = [symbol for symbol in our_symbols() if not symbol.required]
 REQUIRED = [symbol for symbol in our_symbols() if symbol.required]
@@ -83,14 +83,12 @@ def test_the_real_library_is_filled_whole(
         assert Path(path).samefile(library) == (symbol.library == "nccl"), symbol.name
 
 
-@pytest.mark.parametrize("build", [engines.build_host_engine, engines.build_noop_engine])
-def test_our_engines_are_filled_whole(
-    loader: Loader, tmp_path: Path, build: Callable[[Path], Path]
-) -> None:
-    library = build(tmp_path)
+def test_the_host_engine_is_filled_whole(loader: Loader, tmp_path: Path) -> None:
+    library = engines.build_host_engine(tmp_path)
     engine, why = loader.open(library, library)
     assert engine, why
-    assert [s.name for s in our_symbols() if loader.symbol(engine, s.name) is None] == []
+    empty = {s.name for s in our_symbols() if loader.symbol(engine, s.name) is None}
+    assert empty == {s.name for s in our_symbols()} & NOT_YET
 
 
 @pytest.mark.parametrize("symbol", OPTIONAL[::4], ids=lambda symbol: symbol.name)

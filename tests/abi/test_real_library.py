@@ -11,7 +11,7 @@ from pathlib import Path
 
 import engines
 import pytest
-from declarations import our_symbols
+from declarations import NOT_YET, our_symbols
 from probes import ARGUMENT, KEYS, LAST_ERROR, PROBES, UNIQUE_IDS, VERSION, Call, Probe, call
 
 Results = dict[str, engines.Result]
@@ -80,7 +80,8 @@ def test_every_function_has_a_probe() -> None:
     """Each NCCL function that can be called with no communicator is, if only on NULL."""
     probed = {c.function for probe in PROBES for c in probe.calls}
     functions = {symbol.name for symbol in our_symbols() if symbol.library == "nccl"}
-    assert functions - probed == {"ncclMemFree"}  # freeing needs memory, and memory needs a GPU
+    # Freeing needs memory, and memory needs a GPU.
+    assert functions - probed - NOT_YET == {"ncclMemFree"}
     assert probed <= functions
 
 

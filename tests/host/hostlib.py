@@ -1,4 +1,4 @@
-"""The host engine as a C library, for tests: ctypes prototypes made from src/abi/symbols.h.
+"""The host engine as a C library, for tests: ctypes prototypes made from src/abi.
 
 A call through :class:`Engine` releases the GIL; ``hold_gil=True`` keeps it, to show what that
 does to a driver whose host functions want it. Handles and pointers are plain integers,
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SYMBOLS = Path(__file__).resolve().parents[2] / "src" / "abi" / "symbols.h"
+ABI = Path(__file__).resolve().parents[2] / "src" / "abi"
+LISTS = ("symbols.h", "rest.h")
 LIBRARY = "libpynccl_host.so"
 
 SUCCESS = 0
@@ -117,7 +118,7 @@ _HANDLES = (
     "ncclWindow_t",
     "ncclParamHandle_t",
 )
-_SYMBOL = re.compile(r"^\s*X\((?:REQUIRED|OPTIONAL), \w+\(\d+, \d+\), (.+?), (\w+), \((.*)\)\)")
+_SYMBOL = re.compile(r"^\s*X\((?:REQUIRED|OPTIONAL), \w+\([\d, ]+\), (.+?), (\w+), \((.*)\)\)")
 
 
 def _ctype(declaration: str) -> Any:
@@ -134,9 +135,10 @@ def _ctype(declaration: str) -> Any:
 
 
 def prototypes() -> dict[str, tuple[Any, list[Any]]]:
-    """Read the result and argument types of every function in symbols.h."""
+    """Read the result and argument types of every function in symbols.h and rest.h."""
     found = {}
-    for line in SYMBOLS.read_text(encoding="ascii").splitlines():
+    text = "".join((ABI / name).read_text(encoding="ascii") for name in LISTS)
+    for line in text.splitlines():
         if match := _SYMBOL.match(line):
             result, name, parameters = match.groups()
             takes = [_ctype(p) for p in parameters.split(", ") if p != "void"]
@@ -158,7 +160,7 @@ def library_path() -> Path:
 
 
 class Engine:
-    """The library: each function of symbols.h is an attribute that returns its result code."""
+    """The library: each function of the lists is an attribute that returns its result code."""
 
     def __init__(self, path: Path | None = None, *, hold_gil: bool = False) -> None:
         kind = ctypes.PyDLL if hold_gil else ctypes.CDLL
