@@ -17,6 +17,8 @@ typedef struct {
     size_t map_bytes;
     int device;
     CUmemorytype type;
+    uint64_t serial;
+    host_share_t share; /* bytes is 0: it is the process's own */
 } area_t;
 
 /* Sorted by address. */
@@ -76,7 +78,13 @@ static void unmap(const area_t *area) {
     if (area->map == NULL)
         return;
     munmap(area->map, area->map_bytes);
+    if (area->share.bytes != 0)
+        close(area->share.descriptor);
     atomic_fetch_sub(&host_live_allocations, 1);
+}
+
+static uintptr_t usable_part(const area_t *area) {
+    return (uintptr_t)area->map + (area->map_bytes - area->share.bytes) / 2;
 }
 
 void host_memory_find(const void *pointer, host_memory_t *found) {
@@ -93,12 +101,29 @@ void host_memory_find(const void *pointer, host_memory_t *found) {
             .bytes = area->bytes,
             .type = area->type,
             .adopted = area->map == NULL,
+            .serial = area->serial,
+            .share = area->share,
+            .offset = area->share.bytes == 0 ? 0 : area->base - usable_part(area),
         };
     }
     pthread_rwlock_unlock(&areas_lock);
 }
 
-CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, void **pointer) {
+/* Put pages into the middle of an area that is all guard. */
+static bool fill(area_t *area, char *usable, size_t body, bool shared) {
+    if (shared && host_share_make(body, &area->share) == 0) {
+        host_share_seal(area->share.descriptor);
+        if (mmap(usable, body, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, area->share.descriptor, 0) !=
+            MAP_FAILED)
+            return true;
+        close(area->share.descriptor);
+    }
+    area->share.bytes = 0;
+    return mprotect(usable, body, PROT_READ | PROT_WRITE) == 0;
+}
+
+CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, bool shared, void **pointer) {
+    static _Atomic uint64_t last_serial;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -106,6 +131,7 @@ CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, void 
         return CUDA_ERROR_OUT_OF_MEMORY;
     size_t body = (bytes + page - 1) / page * page;
     area_t area = {.bytes = bytes, .map_bytes = body + 2 * page, .device = device, .type = type};
+    area.serial = atomic_fetch_add(&last_serial, 1) + 1;
     area.map = mmap(NULL, area.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (area.map == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -113,11 +139,11 @@ CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, void 
     /* against the upper guard: running over the end is the commoner mistake */
     char *base = usable + body - (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     area.base = (uintptr_t)base;
-    if (mprotect(usable, body, PROT_READ | PROT_WRITE) != 0 || !insert(&area)) {
-        munmap(area.map, area.map_bytes);
+    atomic_fetch_add(&host_live_allocations, 1);
+    if (!fill(&area, usable, body, shared) || !insert(&area)) {
+        unmap(&area);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    atomic_fetch_add(&host_live_allocations, 1);
     if (host_config()->temper == HOST_GPULIKE) /* what nobody wrote is not zero on a GPU either */
         memset(base, POISON, bytes < POISON_BYTES ? bytes : POISON_BYTES);
     *pointer = base;
@@ -167,8 +193,9 @@ void host_memory_forget(void *base) {
 
 static CUresult allocate(CUmemorytype type, size_t bytes, void **pointer) {
     CUresult result = host_device_error(host_thread.current);
-    return result == CUDA_SUCCESS ? host_memory_allocate(host_thread.current->ordinal, bytes, type, pointer)
-                                  : result;
+    return result == CUDA_SUCCESS
+               ? host_memory_allocate(host_thread.current->ordinal, bytes, type, false, pointer)
+               : result;
 }
 
 static CUresult free_typed(void *pointer, CUmemorytype type) {

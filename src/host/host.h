@@ -6,7 +6,8 @@
  *   nccl_*.c      communicators, groups, collectives, point to point, shared segments
  *   driver_*.c    devices, contexts, streams, events, memory, host functions
  *   reduce.c      NCCL's arithmetic, no state
- *   config.c journal.c fault.c bell.c    settings, call journal, injected faults, waiting
+ *   config.c journal.c fault.c bell.c share.c
+ *                 settings, call journal, injected faults, waiting, memory for other processes
  *
  * Rules
  *   1. Internal code calls internal names (host_*), never exported ones: another libcuda may be in the
@@ -26,6 +27,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "../abi/prototypes.h"
 
@@ -80,6 +82,24 @@ static inline void host_pause(void) {
     __asm__ volatile("isb" ::: "memory");
 #endif
 }
+
+/* ---- memory for other processes (share.c) ---------------------------------------------------------- */
+
+/* Where an anonymous file is open, for processes that want to map it too. */
+typedef struct {
+    int32_t pid, descriptor;
+    uint64_t start; /* of the process, in clock ticks since boot */
+    uint64_t inode, bytes;
+} host_share_t;
+
+/* These give 0 or an errno. The maker owns the descriptor and must keep it open as long as others may come.
+ */
+int host_share_make(size_t bytes, host_share_t *share);
+int host_share_seal(int descriptor); /* its size stays from now on */
+/* ESRCH: its process is gone; ESTALE: it is not open there any more. The caller owns what it gets. */
+int host_share_open(const host_share_t *share, int *descriptor);
+int host_share_map(const host_share_t *share, void **base);
+bool host_process_start(pid_t pid, uint64_t *start);
 
 /* ---- work on a stream (driver_stream.c) ------------------------------------------------------------ */
 
@@ -151,11 +171,15 @@ typedef struct {
     void *base;
     size_t bytes;
     CUmemorytype type;
-    bool adopted; /* by host_memory_adopt */
+    bool adopted;       /* by host_memory_adopt */
+    uint64_t serial;    /* no other allocation of this process has it; 0: adopted */
+    host_share_t share; /* share.bytes is 0: other processes cannot map it */
+    size_t offset;      /* of `base` in the shared file */
 } host_memory_t;
 void host_memory_find(const void *pointer, host_memory_t *found);
-/* Memory of a device between guard pages, freed by host_memory_free after the device is drained. */
-CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, void **pointer);
+/* Memory of a device between guard pages, freed by host_memory_free after the device is drained. What is
+ * `shared` can be mapped by other processes; where no file can be opened for that, it is ordinary memory. */
+CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, bool shared, void **pointer);
 CUresult host_memory_free(void *pointer);
 /* Make a mapping of another room (a shared segment) count as the device's memory, and forget it again; the
  * room keeps and unmaps it. */

@@ -151,8 +151,7 @@ typedef struct {
 
 typedef struct {
     char magic[8];
-    int32_t pid, descriptor;
-    uint64_t start, inode;
+    host_share_t share; /* its bytes say nothing: the number of ranks is not known yet */
     uint8_t secret[16];
 } host_id_t;
 
@@ -168,7 +167,6 @@ void host_segment_withdraw(const ncclUniqueId *unique);
  */
 ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head);
 void host_segment_break(host_head_t *head, const char *format, ...) __attribute__((format(printf, 2, 3)));
-bool host_process_start(pid_t pid, uint64_t *start);
 
 /* ---- cliques (nccl_clique.c) --------------------------------------------------------------------- */
 

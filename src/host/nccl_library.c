@@ -89,7 +89,7 @@ ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
         if (status == CUDA_SUCCESS && size == 0)
             *ptr = NULL;
         else if (status == CUDA_SUCCESS)
-            status = host_memory_allocate(device, size, CU_MEMORYTYPE_DEVICE, ptr);
+            status = host_memory_allocate(device, size, CU_MEMORYTYPE_DEVICE, true, ptr);
         if (status != CUDA_SUCCESS)
             result = host_fail(ncclUnhandledCudaError, "ncclMemAlloc: CUDA error %d", (int)status);
     }

@@ -1,21 +1,17 @@
 /* The memory that all ranks of one communicator share, and the id by which they find it.
  *
- * It is an anonymous file. The process that makes the id keeps it open, and the others open it through
- * /proc, where the kernel lets in only who may inspect that process. So there is no name that could be left
- * behind or guessed: when the last process that mapped it is gone, however it went, so is the memory.
+ * The process that makes the id keeps the memory's file open until all have come (share.c).
  */
 #define _GNU_SOURCE
 #include "nccl.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define PAGE ((size_t)4096)
@@ -70,29 +66,6 @@ void host_segment_break(host_head_t *head, const char *format, ...) {
     atomic_store(&head->broken, 2);
 }
 
-/* ---- processes ----------------------------------------------------------------------------------- */
-
-/* A process number may be used again; together with the time of its start it is unique. */
-bool host_process_start(pid_t pid, uint64_t *start) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0)
-        return false;
-    ssize_t length = read(descriptor, text, sizeof text - 1);
-    close(descriptor);
-    if (length <= 0)
-        return false;
-    text[length] = '\0';
-    char *field = strrchr(text, ')'); /* the second field; the name in it may hold anything */
-    for (int number = 2; field != NULL && number < 22; number++)
-        field = strchr(field + 1, ' ');
-    if (field == NULL)
-        return false;
-    *start = strtoull(field + 1, NULL, 10);
-    return true;
-}
-
 /* ---- offers -------------------------------------------------------------------------------------- */
 
 /* A segment that this process keeps open because ranks are still to come. */
@@ -104,24 +77,22 @@ typedef struct offer {
 static pthread_mutex_t offers_lock = PTHREAD_MUTEX_INITIALIZER;
 static offer_t *offers;
 
-static ncclResult_t system_error(const char *what) {
-    return host_fail(ncclSystemError, "%s: %s", what, strerror(errno));
+static ncclResult_t system_error(const char *what, int error) {
+    return host_fail(ncclSystemError, "%s: %s", what, strerror(error));
 }
 
 static ncclResult_t make_segment(host_id_t *id) {
-    struct stat status;
-    id->descriptor = memfd_create("pynccl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (id->descriptor < 0)
-        return system_error("a shared segment cannot be made");
-    if (ftruncate(id->descriptor, (off_t)PAGE) != 0 || fstat(id->descriptor, &status) != 0 ||
-        getrandom(id->secret, sizeof id->secret, 0) != (ssize_t)sizeof id->secret ||
-        pwrite(id->descriptor, id->magic, sizeof id->magic, offsetof(host_head_t, magic)) < 0 ||
-        pwrite(id->descriptor, id->secret, sizeof id->secret, offsetof(host_head_t, secret)) < 0) {
-        close(id->descriptor);
-        return system_error("a shared segment cannot be filled");
-    }
-    id->inode = status.st_ino;
-    return ncclSuccess;
+    int error = host_share_make(PAGE, &id->share);
+    if (error != 0)
+        return system_error("a shared segment cannot be made", error);
+    int descriptor = id->share.descriptor;
+    if (getrandom(id->secret, sizeof id->secret, 0) == (ssize_t)sizeof id->secret &&
+        pwrite(descriptor, id->magic, sizeof id->magic, offsetof(host_head_t, magic)) >= 0 &&
+        pwrite(descriptor, id->secret, sizeof id->secret, offsetof(host_head_t, secret)) >= 0)
+        return ncclSuccess;
+    error = errno;
+    close(descriptor);
+    return system_error("a shared segment cannot be filled", error);
 }
 
 ncclResult_t host_segment_offer(ncclUniqueId *unique) {
@@ -131,11 +102,6 @@ ncclResult_t host_segment_offer(ncclUniqueId *unique) {
         return host_fail(ncclSystemError, "out of memory");
     host_id_t *id = &offer->id;
     memcpy(id->magic, MAGIC, sizeof MAGIC);
-    id->pid = getpid();
-    if (!host_process_start(id->pid, &id->start)) {
-        free(offer);
-        return host_fail(ncclSystemError, "/proc does not show this process; ranks cannot find each other");
-    }
     ncclResult_t result = make_segment(id);
     if (result != ncclSuccess) {
         free(offer);
@@ -154,7 +120,8 @@ ncclResult_t host_segment_offer(ncclUniqueId *unique) {
 static bool is_complete(const host_id_t *id) {
     uint32_t counts[2]; /* ranks and ready lie side by side */
     _Static_assert(offsetof(host_head_t, ready) == offsetof(host_head_t, ranks) + 4, "read in one piece");
-    return pread(id->descriptor, counts, sizeof counts, offsetof(host_head_t, ranks)) == sizeof counts &&
+    return pread(id->share.descriptor, counts, sizeof counts, offsetof(host_head_t, ranks)) ==
+               sizeof counts &&
            counts[0] != 0 && counts[0] == counts[1];
 }
 
@@ -171,7 +138,7 @@ void host_segment_withdraw(const ncclUniqueId *unique) {
             continue;
         }
         *link = offer->next;
-        close(offer->id.descriptor);
+        close(offer->id.share.descriptor);
         free(offer);
         atomic_fetch_sub(&host_live_segments, 1);
     }
@@ -180,32 +147,20 @@ void host_segment_withdraw(const ncclUniqueId *unique) {
 
 /* ---- finding a segment --------------------------------------------------------------------------- */
 
-static ncclResult_t used_up(const host_id_t *id) {
-    return host_fail(ncclInvalidUsage,
-                     "this unique id has served an init already, or its init was given up (made by pid %d)",
-                     id->pid);
-}
-
 static ncclResult_t open_segment(const host_id_t *id, int *descriptor) {
-    uint64_t start;
-    char path[64];
-    struct stat status;
-    if (!host_process_start(id->pid, &start) || start != id->start)
+    int pid = (int)id->share.pid;
+    int error = host_share_open(&id->share, descriptor);
+    if (error == ESRCH)
         return host_fail(
             ncclSystemError,
-            "the process that made this unique id (pid %d) is gone; it must live until init is done",
-            id->pid);
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", id->pid, id->descriptor);
-    *descriptor = open(path, O_RDWR | O_CLOEXEC);
-    if (*descriptor < 0 && errno == ENOENT)
-        return used_up(id);
-    if (*descriptor < 0)
-        return host_fail(ncclSystemError, "pid %d does not let this process open its shared segment: %s",
-                         id->pid, strerror(errno));
-    if (fstat(*descriptor, &status) != 0 || status.st_ino != id->inode) {
-        close(*descriptor);
-        return used_up(id);
-    }
+            "the process that made this unique id (pid %d) is gone; it must live until init is done", pid);
+    if (error == ESTALE)
+        return host_fail(
+            ncclInvalidUsage,
+            "this unique id has served an init already, or its init was given up (made by pid %d)", pid);
+    if (error != 0)
+        return host_fail(ncclSystemError, "pid %d does not let this process open its shared segment: %s", pid,
+                         strerror(error));
     return ncclSuccess;
 }
 
@@ -222,12 +177,12 @@ static ncclResult_t settle_ranks(host_head_t *head, int ranks) {
 static ncclResult_t map_whole(int descriptor, int ranks, host_head_t **head) {
     size_t bytes = host_segment_bytes(ranks);
     /* All come to the same size, so that it does not matter who is first; from then on it stays. */
-    if (ftruncate(descriptor, (off_t)bytes) != 0 ||
-        fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-        return system_error("the shared segment cannot be sized");
+    int error = ftruncate(descriptor, (off_t)bytes) == 0 ? host_share_seal(descriptor) : errno;
+    if (error != 0)
+        return system_error("the shared segment cannot be sized", error);
     void *whole = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (whole == MAP_FAILED)
-        return system_error("the shared segment cannot be mapped");
+        return system_error("the shared segment cannot be mapped", errno);
     *head = whole;
     return ncclSuccess;
 }
@@ -241,12 +196,13 @@ ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head
         return result;
     host_head_t *front = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (front == MAP_FAILED) {
-        result = system_error("the shared segment cannot be mapped");
+        result = system_error("the shared segment cannot be mapped", errno);
     } else {
         if (memcmp(front->magic, MAGIC, sizeof MAGIC) != 0 ||
             memcmp(front->secret, id->secret, sizeof id->secret) != 0)
-            result = host_fail(ncclSystemError,
-                               "the shared segment of pid %d is not the one of this unique id", id->pid);
+            result =
+                host_fail(ncclSystemError, "the shared segment of pid %d is not the one of this unique id",
+                          (int)id->share.pid);
         else
             result = settle_ranks(front, ranks);
         munmap(front, PAGE);

@@ -20,7 +20,7 @@ from hostlib import ILLEGAL_ADDRESS, INVALID_CONTEXT, NOT_READY, SUCCESS
 from test_driver_streams import becomes
 
 HOST = Path(__file__).parents[2] / "src" / "host"
-SOURCES = [HOST / f"{name}.c" for name in ("bell", "config", "fault", "journal")]
+SOURCES = [HOST / f"{name}.c" for name in ("bell", "config", "fault", "journal", "share")]
 BLOCKED, DONE = 0, 1
 KERNEL, COPY, HOST_FUNCTION, MARK = range(4)
 POLL_BYTES = 16 * 1024
