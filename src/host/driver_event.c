@@ -250,15 +250,18 @@ CUresult cuEventDestroy_v2(CUevent event) {
     return host_leave("cuEventDestroy_v2", NULL, event, result);
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-    CUresult result = host_enter("cuEventRecord", HOST_NEEDS_CONTEXT);
+CUresult host_event_record(CUevent event, CUstream stream) {
     CUstream found;
-    if (result == CUDA_SUCCESS)
-        result = check(event);
+    CUresult result = check(event);
     if (result == CUDA_SUCCESS)
         result = host_stream_resolve(stream, &found);
+    return result == CUDA_SUCCESS ? record(event, found) : result;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    CUresult result = host_enter("cuEventRecord", HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = record(event, found);
+        result = host_event_record(event, stream);
     return host_leave("cuEventRecord", stream, event, result);
 }
 

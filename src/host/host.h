@@ -147,6 +147,7 @@ CUresult host_stream_device(CUstream stream, int *device);
 CUresult host_stream_capturing(CUstream stream, bool *capturing);
 /* Make `waiter` wait for what is now queued on `signaller` (a record and a wait, in one). */
 CUresult host_stream_follow(CUstream waiter, CUstream signaller);
+CUresult host_event_record(CUevent event, CUstream stream);
 
 /* The calling thread's current device: that of its current context, or device 0's primary context made
  * current on first use where `create` is set; CUDA_ERROR_INVALID_CONTEXT otherwise. */

@@ -2,6 +2,7 @@
  *
  *   nccl_library.c     version, texts, memory, parameters; entry and exit of every exported call
  *   nccl_call.c        collectives and point to point: argument checks
+ *   nccl_selection.c   ncclCollConfig_t and its selections of algorithms
  *   nccl_group.c       the thread-local group machine, jobs
  *   nccl_launch.c      from the tasks of a group to kernels on streams
  *   nccl_contact.c     the first use of a function or a peer
@@ -75,6 +76,11 @@ typedef struct host_task {
     bool divided;       /* the sum is divided by the number of ranks */
     const void *scalar; /* where the factor lies when the kernel runs; NULL: in `factor` */
     uint64_t factor;    /* one element, in its first bytes */
+    /* what a ncclCollConfig_t says */
+    const char *selection; /* of algorithms; only until it was checked */
+    bool forced;           /* a selection that cannot be followed is an error */
+    bool unavailable;      /* the selection names what this engine stands for a system without */
+    CUevent launched;      /* recorded at the launch, or NULL */
 } host_task_t;
 
 /* ---- shared memory (nccl_segment.c) -------------------------------------------------------------- */
@@ -295,6 +301,9 @@ _Noreturn void host_process_kill(void);
 
 ncclResult_t host_config_parse(const ncclConfig_t *given, ncclConfig_t *config);
 ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const char *function);
+/* What a call's config says goes into the task; its selection is checked when the rest of the call was. */
+ncclResult_t host_coll_config_parse(const char *function, const ncclCollConfig_t *given, host_task_t *task);
+ncclResult_t host_selection_check(const char *function, host_task_t *task);
 
 /* ---- groups and jobs (nccl_group.c) -------------------------------------------------------------- */
 
@@ -346,7 +355,7 @@ void host_comm_detach(ncclComm_t comm);
 ncclResult_t host_comm_reclaim(ncclComm_t comm);
 
 /* First contact, where the temper has it: blocks until the peers make the same calls (nccl_contact.c). */
-ncclResult_t host_contact(host_plan_t *plans);
+ncclResult_t host_contact(host_plan_t *plans, bool with_messages);
 ncclResult_t host_contact_one(ncclComm_t comm, const host_task_t *task);
 
 /* ---- launching (nccl_launch.c, nccl_kernel.c) ---------------------------------------------------- */
@@ -371,6 +380,8 @@ struct host_kernel {
 ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task);
 /* Sorts the plans too: communicators in the order of their hash, which is the same on all ranks. */
 ncclResult_t host_launch_group(host_plan_t **plans);
+/* All but the launch; *microseconds is written if there is a collective to estimate. */
+ncclResult_t host_launch_simulated(host_plan_t **plans, float *microseconds);
 /* Put a kernel on a stream; on an error it is freed. */
 ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream stream);
 host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task);

@@ -58,6 +58,9 @@ static ncclResult_t check(const char *function, ncclComm_t comm, host_task_t *ta
     if (comm->ranks == 1 && task->scaled && is_float8(task->type))
         return host_fail(ncclInvalidArgument, "%s: no average of 8-bit floats on a communicator of one rank",
                          function);
+    result = host_selection_check(function, task);
+    if (result != ncclSuccess)
+        return result;
     return host_config()->mode == HOST_STRICT ? check_overlap(function, comm, task) : ncclSuccess;
 }
 
@@ -80,7 +83,23 @@ static ncclResult_t perform(ncclComm_t comm, const host_task_t *task) {
     return host_launch_one(comm, task);
 }
 
-static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *task) {
+static ncclResult_t perform_checked(const char *function, ncclComm_t comm, host_task_t *task) {
+    ncclResult_t result = host_comm_pin(comm, function);
+    if (result != ncclSuccess)
+        return result;
+    result = check(function, comm, task);
+    task->selection = NULL; /* it is the caller's, for the time of the call */
+    if (result == ncclSuccess)
+        result = perform(comm, task);
+    if (result == ncclSuccess && host_group_depth() == 0)
+        result = host_comm_progress(comm, result);
+    host_comm_unpin(comm);
+    return result;
+}
+
+/* A bad config is refused before anything else is looked at, and does not poison the group. */
+static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *task,
+                          const ncclCollConfig_t *config) {
     host_entry_t entry;
     ncclResult_t result = host_entry_begin(&entry, function, comm);
     host_call_t *record = &entry.record;
@@ -90,15 +109,11 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
     record->root = task->root;
     record->stream = (uint64_t)(uintptr_t)task->stream;
     record->object = (uint64_t)(uintptr_t)(task->recv != NULL ? task->recv : task->send);
-    if (result == ncclSuccess)
-        result = host_comm_pin(comm, function);
     if (result == ncclSuccess) {
-        result = check(function, comm, task);
-        if (result == ncclSuccess)
-            result = perform(comm, task);
-        if (result == ncclSuccess && host_group_depth() == 0)
-            result = host_comm_progress(comm, result);
-        host_comm_unpin(comm);
+        result = host_coll_config_parse(function, config, task);
+        if (result != ncclSuccess)
+            return host_entry_end(&entry, result);
+        result = perform_checked(function, comm, task);
     }
     host_group_poison(result);
     return host_entry_end(&entry, result);
@@ -106,42 +121,54 @@ static ncclResult_t issue(const char *function, ncclComm_t comm, host_task_t *ta
 
 /* ---- the calls ----------------------------------------------------------------------------------- */
 
-ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_ALL_REDUCE,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = count,
-                        .type = datatype,
-                        .op = op,
-                        .stream = stream};
-    return issue("ncclAllReduce", comm, &task);
-}
+/* Each collective is there twice: as it is, and with a config. `PARAMETERS` are those before the
+ * communicator, and the rest says which members of the task they are. */
+#define PARAMETERS(...) __VA_ARGS__
+#define COLLECTIVE(name, kind, parameters, ...)                                                              \
+    ncclResult_t nccl##name(parameters, ncclComm_t comm, cudaStream_t stream) {                              \
+        host_task_t task = {.function = kind, .stream = stream, __VA_ARGS__};                                \
+        return issue("nccl" #name, comm, &task, NULL);                                                       \
+    }                                                                                                        \
+    ncclResult_t nccl##name##Config(parameters, ncclComm_t comm, cudaStream_t stream,                        \
+                                    const ncclCollConfig_t *config) {                                        \
+        host_task_t task = {.function = kind, .stream = stream, __VA_ARGS__};                                \
+        return issue("nccl" #name "Config", comm, &task, config);                                            \
+    }
 
-ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
-                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_REDUCE,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = count,
-                        .type = datatype,
-                        .op = op,
-                        .root = root,
-                        .stream = stream};
-    return issue("ncclReduce", comm, &task);
-}
+COLLECTIVE(AllReduce, HOST_ALL_REDUCE,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                      ncclRedOp_t op),
+           .send = sendbuff, .recv = recvbuff, .count = count, .type = datatype, .op = op)
 
-ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
-                           int root, ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_BROADCAST,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = count,
-                        .type = datatype,
-                        .root = root,
-                        .stream = stream};
-    return issue("ncclBroadcast", comm, &task);
-}
+COLLECTIVE(Reduce, HOST_REDUCE,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                      ncclRedOp_t op, int root),
+           .send = sendbuff, .recv = recvbuff, .count = count, .type = datatype, .op = op, .root = root)
+
+COLLECTIVE(Broadcast, HOST_BROADCAST,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root),
+           .send = sendbuff, .recv = recvbuff, .count = count, .type = datatype, .root = root)
+
+COLLECTIVE(AllGather, HOST_ALL_GATHER,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype),
+           .send = sendbuff, .recv = recvbuff, .count = sendcount, .type = datatype)
+
+COLLECTIVE(ReduceScatter, HOST_REDUCE_SCATTER,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype,
+                      ncclRedOp_t op),
+           .send = sendbuff, .recv = recvbuff, .count = recvcount, .type = datatype, .op = op)
+
+COLLECTIVE(AlltoAll, HOST_ALL_TO_ALL,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype),
+           .send = sendbuff, .recv = recvbuff, .count = count, .type = datatype)
+
+COLLECTIVE(Gather, HOST_GATHER,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root),
+           .send = sendbuff, .recv = recvbuff, .count = count, .type = datatype, .root = root)
+
+COLLECTIVE(Scatter, HOST_SCATTER,
+           PARAMETERS(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root),
+           .send = sendbuff, .recv = recvbuff, .count = count, .type = datatype, .root = root)
 
 ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
                        cudaStream_t stream) {
@@ -152,66 +179,7 @@ ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int ro
                         .type = datatype,
                         .root = root,
                         .stream = stream};
-    return issue("ncclBcast", comm, &task);
-}
-
-ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype,
-                           ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_ALL_GATHER,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = sendcount,
-                        .type = datatype,
-                        .stream = stream};
-    return issue("ncclAllGather", comm, &task);
-}
-
-ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
-                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream) {
-    host_task_t task = {.function = HOST_REDUCE_SCATTER,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = recvcount,
-                        .type = datatype,
-                        .op = op,
-                        .stream = stream};
-    return issue("ncclReduceScatter", comm, &task);
-}
-
-ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
-                          ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_ALL_TO_ALL,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = count,
-                        .type = datatype,
-                        .stream = stream};
-    return issue("ncclAlltoAll", comm, &task);
-}
-
-ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root,
-                        ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_GATHER,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = count,
-                        .type = datatype,
-                        .root = root,
-                        .stream = stream};
-    return issue("ncclGather", comm, &task);
-}
-
-ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
-                         int root, ncclComm_t comm, cudaStream_t stream) {
-    host_task_t task = {.function = HOST_SCATTER,
-                        .send = sendbuff,
-                        .recv = recvbuff,
-                        .count = count,
-                        .type = datatype,
-                        .root = root,
-                        .stream = stream};
-    return issue("ncclScatter", comm, &task);
+    return issue("ncclBcast", comm, &task, NULL);
 }
 
 ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
@@ -222,7 +190,7 @@ ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatyp
                         .type = datatype,
                         .root = peer,
                         .stream = stream};
-    return issue("ncclSend", comm, &task);
+    return issue("ncclSend", comm, &task, NULL);
 }
 
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
@@ -233,5 +201,5 @@ ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int
                         .type = datatype,
                         .root = peer,
                         .stream = stream};
-    return issue("ncclRecv", comm, &task);
+    return issue("ncclRecv", comm, &task, NULL);
 }

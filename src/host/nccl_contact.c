@@ -82,13 +82,9 @@ ncclResult_t host_contact_one(ncclComm_t comm, const host_task_t *task) {
     return result;
 }
 
-static bool announce_all(const host_plan_t *plan) {
-    bool any = false;
-    for (const host_task_t *task = plan->collectives; task != NULL; task = task->next)
-        any |= announce(plan->comm, task);
-    for (const host_task_t *task = plan->messages; task != NULL; task = task->next)
-        any |= announce(plan->comm, task);
-    return any;
+static void announce_list(ncclComm_t comm, const host_task_t *task) {
+    for (; task != NULL; task = task->next)
+        announce(comm, task);
 }
 
 static ncclResult_t wait_list(ncclComm_t comm, const host_task_t *task) {
@@ -100,18 +96,19 @@ static ncclResult_t wait_list(ncclComm_t comm, const host_task_t *task) {
     return result;
 }
 
-ncclResult_t host_contact(host_plan_t *plans) {
+ncclResult_t host_contact(host_plan_t *plans, bool with_messages) {
     ncclResult_t result = ncclSuccess;
     for (host_plan_t *plan = plans; plan != NULL; plan = plan->next)
         if (applies(plan->comm) && host_comm_enter_call(plan->comm)) {
-            announce_all(plan);
+            announce_list(plan->comm, plan->collectives);
+            announce_list(plan->comm, with_messages ? plan->messages : NULL);
             host_comm_leave_call(plan->comm);
         }
     for (host_plan_t *plan = plans; plan != NULL && result == ncclSuccess; plan = plan->next)
         if (applies(plan->comm) && host_comm_enter_call(plan->comm)) {
             result = wait_list(plan->comm, plan->collectives);
             if (result == ncclSuccess)
-                result = wait_list(plan->comm, plan->messages);
+                result = wait_list(plan->comm, with_messages ? plan->messages : NULL);
             host_comm_leave_call(plan->comm);
         }
     return result;

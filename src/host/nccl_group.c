@@ -205,7 +205,32 @@ static ncclResult_t run_jobs(host_job_t *jobs) {
 
 /* ---- the end ------------------------------------------------------------------------------------- */
 
-ncclResult_t host_group_end(void) {
+/* What a simulated end reads and writes of the caller's struct: no more of it than its size says. */
+static ncclResult_t check_simulation(const ncclSimInfo_t *info) {
+    ncclSimInfo_t copy = {0};
+    memcpy(&copy.size, info, sizeof copy.size);
+    memcpy(&copy, info, copy.size < sizeof copy ? copy.size : sizeof copy);
+    if (copy.magic == NCCL_SIM_INFO_MAGIC)
+        return ncclSuccess;
+    return host_fail(ncclInvalidArgument,
+                     "ncclGroupSimulateEnd: the magic number is %#x; was the struct initialised?",
+                     copy.magic);
+}
+
+static void write_estimate(ncclSimInfo_t *info, float microseconds) {
+    if (info->size >= offsetof(ncclSimInfo_t, estimatedTime) + sizeof microseconds)
+        info->estimatedTime = microseconds;
+}
+
+static ncclResult_t simulate(host_plan_t **plans, ncclSimInfo_t *info) {
+    float microseconds = -1.0f;
+    ncclResult_t result = host_launch_simulated(plans, &microseconds);
+    if (result == ncclSuccess && microseconds >= 0.0f)
+        write_estimate(info, microseconds);
+    return result;
+}
+
+static ncclResult_t end_group(ncclSimInfo_t *info) {
     if (group.depth == 0)
         return host_fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call");
     if (--group.depth > 0)
@@ -214,13 +239,15 @@ ncclResult_t host_group_end(void) {
     group_t ended = group;
     group = (group_t){0};
     ncclResult_t result = ended.error;
+    if (result == ncclSuccess && info != NULL)
+        result = check_simulation(info);
     if (result == ncclSuccess && (ended.jobs != NULL || ended.plans != NULL)) {
         int device = -1; /* whatever the work does to the thread's device is undone */
         if (host_current_device(&device, false) != CUDA_SUCCESS)
             device = -1;
         result = run_jobs(ended.jobs);
         if (result == ncclSuccess)
-            result = host_launch_group(&ended.plans);
+            result = info != NULL ? simulate(&ended.plans, info) : host_launch_group(&ended.plans);
         int now = -1;
         if (host_current_device(&now, false) != CUDA_SUCCESS)
             now = -1;
@@ -230,6 +257,10 @@ ncclResult_t host_group_end(void) {
     free_jobs(ended.jobs, result);
     free_plans(ended.plans);
     return result;
+}
+
+ncclResult_t host_group_end(void) {
+    return end_group(NULL);
 }
 
 ncclResult_t host_group_close(ncclResult_t result) {
@@ -251,5 +282,13 @@ ncclResult_t ncclGroupEnd(void) {
     ncclResult_t result = host_entry_begin(&entry, "ncclGroupEnd", NULL);
     if (result == ncclSuccess)
         result = host_group_end();
+    return host_entry_end(&entry, result);
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo) {
+    host_entry_t entry;
+    ncclResult_t result = host_entry_begin(&entry, "ncclGroupSimulateEnd", NULL);
+    if (result == ncclSuccess)
+        result = end_group(simInfo);
     return host_entry_end(&entry, result);
 }

@@ -60,20 +60,39 @@ static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
 
 /* ---- one operation outside a group --------------------------------------------------------------- */
 
+/* The event of a call's config is reached when all before the kernel is done. NCCL has it when the kernel has
+ * started everywhere, or at this same place where CUDA is older than 12.3. */
+static ncclResult_t launch_collective(ncclComm_t comm, const host_task_t *task, CUstream stream) {
+    CUresult status = task->launched != NULL ? host_event_record(task->launched, stream) : CUDA_SUCCESS;
+    if (status != CUDA_SUCCESS)
+        return host_fail(ncclUnhandledCudaError,
+                         "the launch completion event cannot be recorded (CUDA error %d)", (int)status);
+    return host_kernel_submit(host_collective_new(comm, task), comm, stream);
+}
+
+static ncclResult_t check_available(const host_task_t *task) {
+    if (!task->unavailable)
+        return ncclSuccess;
+    return host_fail(ncclInvalidArgument, "%s: no algorithm of the selection is available here",
+                     host_shapes[task->function].name);
+}
+
 static ncclResult_t launch_task(ncclComm_t comm, const host_task_t *task) {
     ncclResult_t result = check_stream(comm, task->stream);
     if (result != ncclSuccess)
         return result;
-    host_kernel_t *kernel =
-        task->function < HOST_COLLECTIVES ? host_collective_new(comm, task) : host_message_new(comm, task);
-    return host_kernel_submit(kernel, comm, task->stream);
+    if (task->function < HOST_COLLECTIVES)
+        return launch_collective(comm, task, task->stream);
+    return host_kernel_submit(host_message_new(comm, task), comm, task->stream);
 }
 
 ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
     if (task->function >= HOST_COLLECTIVES && task->root == comm->rank)
         return host_fail(ncclInvalidUsage,
                          "rank %d: a message to itself needs its other half in the same group", comm->rank);
-    ncclResult_t result = host_contact_one(comm, task);
+    ncclResult_t result = check_available(task);
+    if (result == ncclSuccess)
+        result = host_contact_one(comm, task);
     if (result != ncclSuccess || host_comm_stopped(comm))
         return result;
     int before, device = comm->device;
@@ -145,7 +164,7 @@ static ncclResult_t launch_kernels(host_plan_t *plan) {
     for (int i = 0; i < others && result == ncclSuccess; i++)
         result = follow(stream, plan->streams[i]);
     for (host_task_t *task = plan->collectives; task != NULL && result == ncclSuccess; task = task->next)
-        result = host_kernel_submit(host_collective_new(plan->comm, task), plan->comm, stream);
+        result = launch_collective(plan->comm, task, stream);
     if (plan->messages != NULL && result == ncclSuccess)
         result = host_kernel_submit(host_message_new(plan->comm, plan->messages), plan->comm, stream);
     for (int i = 0; i < others && result == ncclSuccess; i++)
@@ -169,14 +188,56 @@ static ncclResult_t launch_plan(host_plan_t *plan) {
     return result;
 }
 
+static ncclResult_t check_plan(const host_plan_t *plan) {
+    ncclResult_t result = host_message_check(plan);
+    const host_task_t *first = NULL;
+    for (const host_task_t *task = plan->collectives; task != NULL && result == ncclSuccess;
+         task = task->next) {
+        result = check_available(task);
+        if (task->launched == NULL)
+            continue;
+        if (first != NULL)
+            result = host_fail(ncclInvalidUsage, "rank %d: two launch completion events in one group",
+                               plan->comm->rank);
+        first = task;
+    }
+    return result;
+}
+
 ncclResult_t host_launch_group(host_plan_t **plans) {
     ncclResult_t result = ncclSuccess;
     sort_plans(plans);
     for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next)
-        result = host_message_check(plan);
+        result = check_plan(plan);
     if (result == ncclSuccess)
-        result = host_contact(*plans);
+        result = host_contact(*plans, true);
     for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next)
         result = launch_plan(plan);
+    return result;
+}
+
+/* ---- simulation ---------------------------------------------------------------------------------- */
+
+/* A model, not a measurement: what a chunk takes to go round, and a memory of 10 GB a second. */
+static float estimate(const host_plan_t *plan, const host_task_t *task) {
+    const float step_us = 2.0f, bytes_per_us = 10e3f;
+    float ranks = (float)plan->comm->ranks;
+    return step_us * ranks + (float)traffic(plan, task) * 2.0f * (ranks - 1.0f) / ranks / bytes_per_us;
+}
+
+/* As NCCL: all is done but the launch itself. The collectives' first contact is made, and so is collective.
+ */
+ncclResult_t host_launch_simulated(host_plan_t **plans, float *microseconds) {
+    ncclResult_t result = ncclSuccess;
+    sort_plans(plans);
+    for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next)
+        result = check_plan(plan);
+    if (result == ncclSuccess)
+        result = host_contact(*plans, false);
+    for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next) {
+        sort_collectives(plan);
+        for (const host_task_t *task = plan->collectives; task != NULL; task = task->next)
+            *microseconds = estimate(plan, task); /* the last one's stays */
+    }
     return result;
 }
