@@ -15,6 +15,7 @@ static host_config_t settings = {
     .temper = HOST_QUICK,
     .devices = DEFAULT_DEVICES,
     .runtime_connect = true,
+    .windows = true,
     .seed = 1,
 };
 /* What was set by hand, and so outlives a change of the temper. */
@@ -126,6 +127,9 @@ static bool set_multi_rank(const char *text) {
 static bool set_runtime_connect(const char *text) {
     return set_switch(&settings.runtime_connect, text);
 }
+static bool set_windows(const char *text) {
+    return set_switch(&settings.windows, text);
+}
 static bool set_launch_blocking(const char *text) {
     return set_switch(&settings.launch_blocking, text);
 }
@@ -162,6 +166,7 @@ static const struct {
     {"faults", "PYNCCL_HOST_FAULTS", set_faults},
     {"multi_rank", "NCCL_MULTI_RANK_GPU_ENABLE", set_multi_rank},
     {"runtime_connect", "NCCL_RUNTIME_CONNECT", set_runtime_connect},
+    {"windows", "NCCL_WIN_ENABLE", set_windows},
     {"launch_blocking", "CUDA_LAUNCH_BLOCKING", set_launch_blocking},
 };
 enum { KEYS = sizeof keys / sizeof keys[0] };

@@ -42,6 +42,7 @@ typedef struct {
     int devices;              /* PYNCCL_HOST_DEVICES, default 8 */
     bool multi_rank;          /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
     bool runtime_connect;     /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
+    bool windows;             /* NCCL_WIN_ENABLE, default true: registering a window gives one */
     bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
     bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
     bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: a device without stream memory waits */

@@ -1,6 +1,7 @@
 /* Inside the NCCL room: communicators, what ranks share, and the way from a call to a kernel.
  *
- *   nccl_library.c     version, texts, memory, parameters; entry and exit of every exported call
+ *   nccl_library.c     version, texts, memory, encryption; entry and exit of every exported call
+ *   nccl_param.c       the table of parameters
  *   nccl_call.c        collectives and point to point: argument checks
  *   nccl_selection.c   ncclCollConfig_t and its selections of algorithms
  *   nccl_group.c       the thread-local group machine, jobs
@@ -9,6 +10,7 @@
  *   nccl_kernel.c      what every kernel does around its own work: turn, faults, abort
  *   nccl_collective.c  eight collectives as one state machine
  *   nccl_message.c     send and receive
+ *   nccl_window.c nccl_rma.c   windows, and one-sided operations on them (nccl_window.h)
  *   nccl_fault.c       injected faults, as a call feels them
  *   nccl_report.c      a mismatch between ranks, in words
  *   nccl_init.c nccl_split.c nccl_end.c   communicators are born, divided, and go
@@ -83,6 +85,24 @@ typedef struct host_task {
     CUevent launched;      /* recorded at the launch, or NULL */
 } host_task_t;
 
+/* The same for a one-sided operation: HOST_WAIT_SIGNAL waits for a list of signals, HOST_PUT moves data, and
+ * it and HOST_SIGNAL give a signal. */
+typedef enum { HOST_PUT, HOST_SIGNAL, HOST_WAIT_SIGNAL } host_rma_kind_t;
+typedef struct host_rma {
+    struct host_rma *next;
+    host_rma_kind_t kind;
+    int peer, index, context;
+    const void *source;
+    size_t bytes, offset; /* in the peer's window */
+    ncclWindow_t window;  /* held */
+    CUstream stream;
+    int waits;
+    struct {
+        int peer, index;
+        uint64_t count;
+    } wait[];
+} host_rma_t;
+
 /* ---- shared memory (nccl_segment.c) -------------------------------------------------------------- */
 
 /* What a rank says of an operation; the strict mode compares it. */
@@ -117,6 +137,13 @@ typedef struct {
     ncclUniqueId id;
 } host_note_t;
 
+/* What a rank tells when all register memory together; exchange e uses post e % 2. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t told; /* number of the exchange */
+    int32_t failure;
+    unsigned char words[64];
+} host_post_t;
+
 typedef enum { HOST_ABSENT, HOST_JOINING, HOST_READY, HOST_LEFT } host_presence_t;
 
 typedef struct {
@@ -124,11 +151,13 @@ typedef struct {
     int32_t pid;
     uint64_t start; /* of the process, in clock ticks since boot */
     int32_t device, version;
+    uint64_t encryption; /* which key the process has set, 0 for none */
     _Atomic uint32_t finalized;
     _Alignas(64) host_bell_t bell;
     host_line_t line[2];
     host_intent_t intent[2]; /* of a kernel, and of a call that makes first contact */
     host_note_t note[2];
+    host_post_t post[2];
     _Atomic uint8_t connected[HOST_COLLECTIVES];
     _Atomic uint8_t met[HOST_MAX_RANKS];
 } host_area_t;
@@ -255,6 +284,11 @@ struct ncclComm {
     host_operator_t *operators;
     int operator_count;
     ncclConfig_t config;
+    ncclWindow_t windows;
+    struct host_signals *signals;
+    uint32_t window_calls;        /* registrations queued */
+    _Atomic uint32_t window_turn; /* which of them is next */
+    uint32_t posts;               /* exchanges of windows so far */
 };
 
 ncclComm_t host_comm_new(int ranks, int rank, int device, const ncclConfig_t *config, ncclComm_t share);
@@ -307,6 +341,14 @@ ncclResult_t host_selection_check(const char *function, host_task_t *task);
 
 /* ---- groups and jobs (nccl_group.c) -------------------------------------------------------------- */
 
+typedef struct {
+    void *buffer;
+    size_t bytes;
+    ncclWindow_t *out;
+    int flags;
+    uint32_t turn;
+} host_window_job_t;
+
 typedef struct host_job {
     struct host_job *next;
     ncclResult_t (*run)(struct host_job *job);
@@ -323,6 +365,7 @@ typedef struct host_job {
     ncclComm_t *out;
     ncclConfig_t config;
     int color, key;
+    host_window_job_t window;
 } host_job_t;
 
 /* What one communicator does in a group. */
@@ -332,6 +375,7 @@ typedef struct host_plan {
     uint64_t hash;                       /* the clique's */
     host_task_t *collectives, *messages; /* in the order of the calls */
     host_task_t **last_collective, **last_message;
+    host_rma_t *rma;   /* by context, and in the order of the calls there */
     CUstream *streams; /* distinct, in the order in which they were first seen */
     int stream_count;
 } host_plan_t;
@@ -345,6 +389,8 @@ ncclResult_t host_group_poison(ncclResult_t result);
 /* Queue a copy of a job. */
 ncclResult_t host_group_add_job(const host_job_t *job);
 ncclResult_t host_group_add_task(ncclComm_t comm, const host_task_t *task);
+/* The group owns the operation, also on an error. */
+ncclResult_t host_group_add_rma(ncclComm_t comm, host_rma_t *rma);
 
 /* The exchange by which a new communicator comes to life (nccl_init.c). */
 ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id);
@@ -365,6 +411,7 @@ struct host_kernel {
     host_work_t work; /* first: the stream's view of it */
     ncclComm_t comm;
     host_progress_t (*advance)(host_kernel_t *kernel);
+    void (*drop)(host_kernel_t *kernel);   /* what it owns besides itself; may be NULL */
     void (*linger)(host_kernel_t *kernel); /* every 50 ms that it is blocked; may be NULL */
     const char *name;
     uint64_t ticket;
@@ -390,6 +437,12 @@ host_kernel_t *host_solo_new(const host_task_t *task);
 bool host_kernel_may_touch(int device, const void *pointer, size_t bytes);
 ncclResult_t host_message_check(const host_plan_t *plan);
 host_kernel_t *host_message_new(ncclComm_t comm, const host_task_t *tasks);
+/* It takes the list over; NULL leaves it. */
+host_kernel_t *host_rma_new(host_rma_t *list);
+void host_rma_free(host_rma_t *list);
+/* With rmaEagerInit a communicator has its signals from the beginning. */
+ncclResult_t host_rma_begin(ncclComm_t comm);
+void host_windows_free(ncclComm_t comm);
 
 /* ---- mismatches (nccl_report.c) ------------------------------------------------------------------ */
 
@@ -420,6 +473,7 @@ typedef struct {
 /* Anything but success is the result of the call. */
 ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclComm_t comm);
 ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result);
+uint64_t host_encryption_digest(void);         /* of the key that is set, 0 for none */
 void host_registrations_drop(ncclComm_t comm); /* what a communicator leaves registered goes with it */
 
 #endif

@@ -71,6 +71,7 @@ static ncclResult_t claim(host_clique_t *clique, struct ncclComm *comm) {
     host_process_start(area->pid, &area->start);
     area->device = comm->device;
     area->version = HOST_NCCL_VERSION;
+    area->encryption = host_encryption_digest();
     comm->area = area;
     return ncclSuccess;
 }

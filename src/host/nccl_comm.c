@@ -80,6 +80,7 @@ void host_comm_release(ncclComm_t comm) {
     if (atomic_fetch_sub_explicit(&comm->refs, 1, memory_order_acq_rel) != 1)
         return;
     order_leave(comm);
+    host_windows_free(comm);
     free(comm->operators);
     comm->operators = NULL;
     bury(comm);

@@ -90,6 +90,20 @@ ncclResult_t host_group_add_task(ncclComm_t comm, const host_task_t *task) {
     return ncclSuccess;
 }
 
+ncclResult_t host_group_add_rma(ncclComm_t comm, host_rma_t *rma) {
+    host_plan_t *plan = plan_of(comm);
+    if (plan == NULL || !add_stream(plan, rma->stream)) {
+        host_rma_free(rma);
+        return host_fail(ncclSystemError, "out of memory");
+    }
+    host_rma_t **link = &plan->rma;
+    while (*link != NULL && (*link)->context <= rma->context)
+        link = &(*link)->next;
+    rma->next = *link;
+    *link = rma;
+    return ncclSuccess;
+}
+
 static void free_tasks(host_task_t *task) {
     while (task != NULL) {
         host_task_t *next = task->next;
@@ -103,6 +117,7 @@ static void free_plans(host_plan_t *plan) {
         host_plan_t *next = plan->next;
         free_tasks(plan->collectives);
         free_tasks(plan->messages);
+        host_rma_free(plan->rma);
         free(plan->streams);
         host_comm_release(plan->comm);
         free(plan);

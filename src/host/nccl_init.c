@@ -57,6 +57,15 @@ static ncclResult_t check_devices(ncclComm_t comm, host_clique_t *clique) {
     return ncclSuccess;
 }
 
+/* Each would refuse the other's sockets. */
+static ncclResult_t check_encryption(ncclComm_t comm, host_clique_t *clique) {
+    for (int rank = 0; rank < comm->ranks; rank++)
+        if (host_segment_area(clique->head, rank)->encryption != comm->area->encryption)
+            return host_fail(ncclRemoteError, "rank %d and rank %d have set different keys, or only one has",
+                             comm->rank, rank);
+    return ncclSuccess;
+}
+
 ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id) {
     ncclResult_t result = host_clique_join(comm, id);
     if (result == ncclInvalidUsage && host_config()->mode == HOST_FAITHFUL)
@@ -71,7 +80,10 @@ ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id) {
     if (result != ncclSuccess)
         return result;
     host_clique_meet(clique);
-    return check_devices(comm, clique);
+    result = check_devices(comm, clique);
+    if (result == ncclSuccess)
+        result = check_encryption(comm, clique);
+    return result == ncclSuccess ? host_rma_begin(comm) : result;
 }
 
 /* ---- InitRank ------------------------------------------------------------------------------------ */

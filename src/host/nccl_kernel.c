@@ -3,6 +3,12 @@
 
 #include <stdlib.h>
 
+static void destroy(host_kernel_t *kernel) {
+    if (kernel->drop != NULL)
+        kernel->drop(kernel);
+    free(kernel);
+}
+
 static void release(host_work_t *work) {
     host_kernel_t *kernel = (host_kernel_t *)(void *)work;
     if (kernel->on_device)
@@ -10,7 +16,7 @@ static void release(host_work_t *work) {
     if (kernel->clique != NULL)
         host_clique_release(kernel->clique);
     host_comm_release(kernel->comm);
-    free(kernel);
+    destroy(kernel);
 }
 
 bool host_kernel_may_touch(int device, const void *pointer, size_t bytes) {
@@ -183,7 +189,7 @@ ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream
     if (!solo)
         atomic_fetch_sub(&comm->order->issued, 1);
     host_comm_release(comm);
-    free(kernel);
+    destroy(kernel);
     return host_fail(ncclUnhandledCudaError, "%s: the kernel cannot be launched (CUDA error %d)", name,
                      (int)status);
 }

@@ -163,6 +163,11 @@ static ncclResult_t launch_kernels(host_plan_t *plan) {
         result = check_stream(plan->comm, plan->streams[i]);
     for (int i = 0; i < others && result == ncclSuccess; i++)
         result = follow(stream, plan->streams[i]);
+    if (plan->rma != NULL && result == ncclSuccess) {
+        host_kernel_t *kernel = host_rma_new(plan->rma);
+        plan->rma = kernel != NULL ? NULL : plan->rma;
+        result = host_kernel_submit(kernel, plan->comm, stream);
+    }
     for (host_task_t *task = plan->collectives; task != NULL && result == ncclSuccess; task = task->next)
         result = launch_collective(plan->comm, task, stream);
     if (plan->messages != NULL && result == ncclSuccess)

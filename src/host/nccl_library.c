@@ -1,4 +1,4 @@
-/* What belongs to the library rather than to a communicator: version, texts, memory, parameters, and the
+/* What belongs to the library rather than to a communicator: version, texts, memory, encryption, and the
  * door that every exported call goes through. */
 #define _GNU_SOURCE
 #include "nccl.h"
@@ -172,40 +172,49 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
     return host_entry_end(&entry, result);
 }
 
-/* ---- parameters ---------------------------------------------------------------------------------- */
+/* ---- encryption ---------------------------------------------------------------------------------- */
 
-/* The engine has none of NCCL's parameters, so its table is empty and every key is unknown. */
-ncclResult_t ncclParamBind(ncclParamHandle_t *out, const char *key) {
-    host_entry_t entry;
-    ncclResult_t result = host_entry_begin(&entry, "ncclParamBind", NULL);
-    if (result == ncclSuccess)
-        result = host_fail(ncclInvalidArgument, "ncclParamBind: the host engine has no parameter %s",
-                           out == NULL || key == NULL ? "(null)" : key);
-    return host_entry_end(&entry, result);
+enum { LEAST_KEY_BYTES = 32, NO_ENCRYPTION = 0, PRESHARED_KEY = 1 };
+
+static _Atomic uint64_t encryption_digest;
+
+/* FNV-1a; it tells two keys apart, and need not hide them. */
+static uint64_t digest_of(const char *key) {
+    uint64_t digest = UINT64_C(0xcbf29ce484222325);
+    for (; *key != '\0'; key++)
+        digest = (digest ^ (unsigned char)*key) * UINT64_C(0x100000001b3);
+    return digest | 1;
 }
 
-ncclResult_t ncclParamGetParameter(const char *key, const char **value, int *valueLen) {
-    host_entry_t entry;
-    ncclResult_t result = host_entry_begin(&entry, "ncclParamGetParameter", NULL);
-    if (value != NULL)
-        *value = NULL;
-    if (valueLen != NULL)
-        *valueLen = 0;
-    if (result == ncclSuccess)
-        result = host_fail(ncclInvalidArgument, "ncclParamGetParameter: the host engine has no parameter %s",
-                           key == NULL || value == NULL || valueLen == NULL ? "(null)" : key);
-    return host_entry_end(&entry, result);
+uint64_t host_encryption_digest(void) {
+    return atomic_load(&encryption_digest);
 }
 
-ncclResult_t ncclParamGetAllParameterKeys(const char ***table, int *tableLen) {
-    static const char *none[1] = {NULL};
+static ncclResult_t set_encryption(const ncclEncryptionConfig_t *given) {
+    ncclEncryptionConfig_t config = {.mode = NO_ENCRYPTION};
+    size_t size;
+    unsigned int magic;
+    memcpy(&size, given, sizeof size);
+    memcpy(&magic, (const char *)given + offsetof(ncclEncryptionConfig_t, magic), sizeof magic);
+    if (magic != NCCL_API_MAGIC)
+        return host_fail(ncclInvalidArgument,
+                         "ncclSetEncryption: the magic number is %#x; was the struct initialised?", magic);
+    memcpy(&config, given, size < sizeof config ? size : sizeof config);
+    if (config.mode != NO_ENCRYPTION && config.mode != PRESHARED_KEY)
+        return host_fail(ncclInvalidArgument, "ncclSetEncryption: there is no mode %d", config.mode);
+    if (config.mode == PRESHARED_KEY && (config.psk == NULL || strlen(config.psk) < LEAST_KEY_BYTES))
+        return host_fail(ncclInvalidArgument, "ncclSetEncryption: the key %s",
+                         config.psk == NULL ? "is NULL" : "has fewer than 32 bytes");
+    atomic_store(&encryption_digest, config.mode == PRESHARED_KEY ? digest_of(config.psk) : 0);
+    return ncclSuccess;
+}
+
+/* Ranks of a host talk through shared memory here, so that there are no sockets to encrypt; but ranks with
+ * different keys do not find each other, as they would not over TLS. */
+ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t *config) {
     host_entry_t entry;
-    ncclResult_t result = host_entry_begin(&entry, "ncclParamGetAllParameterKeys", NULL);
-    if (result == ncclSuccess && (table == NULL || tableLen == NULL))
-        result = host_fail(ncclInvalidArgument, "ncclParamGetAllParameterKeys: an output is NULL");
-    if (result == ncclSuccess) {
-        *table = none;
-        *tableLen = 0;
-    }
+    ncclResult_t result = host_entry_begin(&entry, "ncclSetEncryption", NULL);
+    if (result == ncclSuccess && config != NULL)
+        result = set_encryption(config);
     return host_entry_end(&entry, result);
 }
