@@ -61,13 +61,14 @@ class Scratch:
         return value
 
 
+HANDLES = ("ncclComm_t", "cudaStream_t", "ncclParamHandle_t", "ncclWindow_t")
 Functions = dict[str, Any]  # ctypes has no public name for the type of a function
 
 
 def c_type(parameter: str) -> type:
     """The ctypes type of a parameter's text, as symbols.h has it."""
     words = parameter.rsplit(" ", 1)[0].removeprefix("const ")
-    if "*" in parameter or words in ("ncclComm_t", "cudaStream_t", "ncclParamHandle_t"):
+    if "*" in parameter or words in HANDLES:
         return ctypes.c_void_p
     return {"size_t": ctypes.c_size_t, "ncclUniqueId": UniqueId}.get(words, ctypes.c_int)
 

