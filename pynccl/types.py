@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-__all__ = ["DTYPES", "DTYPE_BYTES", "REDUCTIONS", "RESULTS", "Reduction"]
+__all__ = [
+    "BOOLEAN_REDUCTIONS",
+    "COMPLEX_REDUCTIONS",
+    "DTYPES",
+    "DTYPE_BYTES",
+    "REDUCTIONS",
+    "RESULTS",
+    "Reduction",
+]
 
 #: NCCL's data types: name to ``ncclDataType_t``.
 DTYPES: Final[dict[str, int]] = {
@@ -28,7 +36,18 @@ DTYPE_BYTES: Final[tuple[int, ...]] = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 #: NCCL's built-in reduction operators: name to ``ncclRedOp_t``.
 REDUCTIONS: Final[dict[str, int]] = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 
-Reduction = Literal["sum", "prod", "max", "min", "avg"]
+#: What reduces booleans, as the operator on their bytes.
+BOOLEAN_REDUCTIONS: Final[dict[str, str]] = {
+    "any": "max",
+    "all": "min",
+    "max": "max",
+    "min": "min",
+}
+
+#: What reduces complex numbers, by their parts.
+COMPLEX_REDUCTIONS: Final[tuple[str, ...]] = ("sum", "avg")
+
+Reduction = Literal["sum", "prod", "max", "min", "avg", "any", "all"]
 
 #: The names of ``ncclResult_t``, by code.
 RESULTS: Final[tuple[str, ...]] = (

@@ -1,3 +1,5 @@
+from libc.stdint cimport int64_t
+
 from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
 
 cdef class Operation:
@@ -5,6 +7,7 @@ cdef class Operation:
     cdef object keep
     cdef list waits         # pairs of (Reactor, futures), while it has not ended
     cdef int failed(self) except -1
+    cdef int ended(self) except -1
 
 cdef class Reactor:
     cdef pn_mailbox_t *box
@@ -14,4 +17,5 @@ cdef class Reactor:
     cdef int drain_box(self) except -1
 
 cdef int drain_done() except -1
+cdef bint gives_way(int64_t now) except -1
 cdef Reactor reactor_of(object loop)

@@ -12,10 +12,16 @@
 
 from cpython.mem cimport PyMem_Free
 from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t
 
 from pynccl._native.abi cimport (
+    PN_BURST_ENDS_TURN,
+    PN_BURST_GOES_ON,
     PN_OK,
+    pn_burst_await,
     pn_burst_reset,
+    pn_burst_t,
+    pn_burst_turn,
     pn_done_some,
     pn_done_take,
     pn_forked,
@@ -44,6 +50,10 @@ cdef class Operation:
         """It has ended with a failure, and is about to be let go of."""
         return 0
 
+    cdef int ended(self) except -1:
+        """It has ended well, and is about to be let go of."""
+        return 0
+
 
 # ---- draining --------------------------------------------------------------------------------
 
@@ -59,6 +69,8 @@ cdef int drain_done() except -1:
         held.waits = None
         if op.outcome.source != PN_OK:
             held.failed()
+        else:
+            held.ended()
         Py_DECREF(held)
         op = following
     # An operation is put on the done list after its waits into their mailboxes.
@@ -201,3 +213,24 @@ cdef Reactor reactor_of(object loop):
     loop.add_reader((<Reactor>made).box.fd, Doorbell(made))
     reactors[id(loop)] = made
     return made
+
+
+# ---- fairness --------------------------------------------------------------------------------
+
+def loop_has_turned():
+    """Called by the loop, once it has been round since a burst of awaits ended."""
+    pn_burst_turn()
+
+
+cdef bint gives_way(int64_t now) except -1:
+    """Whether this await of finished work has to let the loop go round first."""
+    cdef pn_burst_t burst = pn_burst_await(now)
+    if burst == PN_BURST_GOES_ON:
+        return False
+    if burst == PN_BURST_ENDS_TURN:
+        loop = running_loop()
+        if loop is None:
+            pn_burst_turn()
+        else:
+            loop.call_soon(loop_has_turned)
+    return True

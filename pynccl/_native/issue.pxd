@@ -1,4 +1,7 @@
+from cpython.object cimport PyObject
+
 from pynccl._native.handles cimport CommHandle
+from pynccl._native.results cimport Ending
 from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
 
@@ -6,11 +9,22 @@ cdef class Recorder:
     cdef readonly list works
     cdef object owner
 
+# What all operations have in common. The objects are the caller's arguments, borrowed.
+cdef struct call_t:
+    int kind            # pn_kind_t
+    int root            # or the peer
+    int redop           # ncclRedOp_t
+    int datatype        # ncclDataType_t, as which the elements travel
+    size_t unit         # how many of these an element of the arrays is
+    PyObject *stream
+    PyObject *timeout
+    bint timed
+    bint pack
+
 cdef class Issuer(CommHandle):
     cdef Work start(
-        self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
-        object stream, bint timed, object timeout, object array, object keep, object result,
-        bint converted,
+        self, call_t *call, view_t *send, view_t *recv, size_t count, object array, object keep,
+        object result, Ending ending,
     )
     cdef int time(self, Work work) except -1
     cdef size_t stream_of(self, object stream, object array) except? 0

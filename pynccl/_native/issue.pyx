@@ -25,6 +25,7 @@ from pynccl._native.abi cimport (
 from pynccl._native.completion cimport drain_done
 from pynccl._native.engine cimport cuda_exception
 from pynccl._native.handles cimport CommHandle
+from pynccl._native.results cimport Ending
 from pynccl._native.streams cimport EventHandle
 from pynccl._native.view cimport producer_stream, view_of, view_t
 from pynccl._native.work cimport Work
@@ -154,10 +155,17 @@ cdef class Issuer(CommHandle):
     """A communicator that can submit operations whose arguments are known to be good."""
 
     cdef Work start(
-        self, int kind, view_t *send, view_t *recv, size_t count, int redop, int root,
-        object stream, bint timed, object timeout, object array, object keep, object result,
-        bint converted,
+        self, call_t *call, view_t *send, view_t *recv, size_t count, object array, object keep,
+        object result, Ending ending,
     ):
+        """Submit an operation, or record it in the open group.
+
+        Args:
+            count: elements of the arrays, as NCCL counts for this kind of operation.
+            array: the caller's, for the stream of its library.
+            keep: what keeps the memory of `send` and `recv` alive.
+            result: what awaiting gives; `ending` may have something to do to it first.
+        """
         cdef Work work = Work.__new__(Work)
         cdef view_t *typed = send if send != NULL else recv
         cdef size_t handle = 0
@@ -165,34 +173,32 @@ cdef class Issuer(CommHandle):
         work.engine = self.engine
         work.spin_ns = self.spin_ns
         work.keep = keep
-        work.source = array
         work.result_array = result
-        work.converted = converted
+        work.ending = ending
         work.c.comm = self.c
-        work.c.kind = kind
-        work.c.redop = redop
-        work.c.root = root
+        work.c.kind = call.kind
+        work.c.redop = call.redop
+        work.c.root = call.root
         if typed != NULL:
             work.c.send = send.data if send != NULL else NULL
             work.c.recv = recv.data if recv != NULL else NULL
             work.c.nbytes = count * typed.itemsize
-            # What NCCL has no type for is moved as bytes.
-            work.c.datatype = typed.dtype if typed.dtype >= 0 else 1
-            work.c.count = count if typed.dtype >= 0 else work.c.nbytes
+            work.c.datatype = call.datatype
+            work.c.count = count * call.unit
         else:
             work.c.count = 1
-        if stream is not None:
-            handle = self.stream_of(stream, array)
+        if <object>call.stream is not None:
+            handle = self.stream_of(<object>call.stream, array)
             work.c.stream = <CUstream>handle
             work.c.has_stream = True
         elif self.engine.is_cuda and array is not None:
             work.hands_off = producer_stream(array, self.device_ordinal, &work.producer)
-        if timed:
+        if call.timed:
             self.time(work)
         work.c.issued_ns = pn_now_ns()
         cdef int64_t limit = self.timeout_ns
-        if timeout is not None:
-            limit = timeout_to_ns(timeout)
+        if <object>call.timeout is not None:
+            limit = timeout_to_ns(<object>call.timeout)
         work.c.deadline_ns = PN_NO_DEADLINE
         if limit < PN_NO_DEADLINE - work.c.issued_ns:
             work.c.deadline_ns = work.c.issued_ns + limit

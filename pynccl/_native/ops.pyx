@@ -5,6 +5,9 @@ rules of size (which side counts, what is divided by the number of ranks, where 
 are NCCL's own.
 """
 
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+
 from pynccl._native.abi cimport (
     PN_ALL_GATHER,
     PN_ALL_REDUCE,
@@ -18,35 +21,55 @@ from pynccl._native.abi cimport (
     PN_SCATTER,
     PN_SEND,
 )
-from pynccl._native.handles cimport CommHandle
-from pynccl._native.issue cimport Issuer
-from pynccl._native.view cimport dtype_of, fresh_like, view_t
+from pynccl._native.dtypes cimport moved, reduced, same_type
+from pynccl._native.issue cimport Issuer, call_t
+from pynccl._native.results cimport (
+    Ending,
+    ending_of,
+    fresh_like,
+    packed,
+    shape_of,
+    unpacked,
+    writes_back,
+)
+from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
 
 from operator import index
 
 from pynccl.errors import ConfigError, InvalidBufferError
-from pynccl.types import REDUCTIONS
 
-cdef dict OPS = REDUCTIONS
+# ---- what kind of operation it is --------------------------------------------------------------
+
+cdef inline bint reduces(int kind) noexcept:
+    return kind == PN_ALL_REDUCE or kind == PN_REDUCE or kind == PN_REDUCE_SCATTER
+
+
+cdef inline bint joins(int kind) noexcept:
+    """Whether the output has a block of each rank."""
+    return kind == PN_ALL_GATHER or kind == PN_GATHER
+
+
+cdef inline bint deals(int kind) noexcept:
+    """Whether the input has a block for each rank."""
+    return kind == PN_REDUCE_SCATTER or kind == PN_SCATTER or kind == PN_ALL_TO_ALL
+
+
+cdef int set_up(
+    call_t *call, int kind, object stream, object timeout, bint timed, bint pack
+) except -1:
+    call.kind = kind
+    call.root = 0
+    call.stream = <PyObject *>stream
+    call.timeout = <PyObject *>timeout
+    call.timed = timed
+    call.pack = pack
+    return 0
 
 
 # ---- checks ----------------------------------------------------------------------------------
 
-cdef int reduction(object op, object array, view_t *view) except -1:
-    code = OPS.get(op) if type(op) is str else None
-    if code is None:
-        raise ConfigError(f"op must be one of {', '.join(OPS)}, not {op!r}")
-    if view.dtype < 0:
-        raise InvalidBufferError(
-            f"{dtype_of(array, view)} can be moved but not reduced; reductions take int8, "
-            "uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64, "
-            "float8_e4m3fn and float8_e5m2"
-        )
-    return code
-
-
-cdef int rank_in_range(CommHandle comm, object rank, str name) except -1:
+cdef int rank_in_range(Operations comm, object rank, str name) except -1:
     try:
         number = index(rank) if not isinstance(rank, bool) else None
     except TypeError:
@@ -64,52 +87,66 @@ cdef int writable(view_t *view, str name) except -1:
     return 0
 
 
-cdef int same_type(object x, view_t *send, object out, view_t *recv) except -1:
-    if send.kind != recv.kind or send.itemsize != recv.itemsize:
-        raise InvalidBufferError(
-            f"out has elements of {dtype_of(out, recv)} ({recv.itemsize} bytes), the input "
-            f"has {dtype_of(x, send)} ({send.itemsize} bytes); they must be the same"
-        )
-    return 0
-
-
-cdef int counted(view_t *view, size_t expected, str name, str why) except -1:
-    if view.count != expected:
-        raise InvalidBufferError(
-            f"{name} has {view.count} elements, expected {expected}: {why}"
-        )
-    return 0
-
-
-cdef size_t divided(view_t *view, int size, str name) except? 0:
+cdef size_t divided(view_t *view, int64_t ranks, str name) except? 0:
     """Elements of one rank's block, where the first axis is dealt out to the ranks."""
-    if view.ndim == 0 or view.first % size:
+    if view.ndim == 0 or view.first % ranks:
         length = "no first axis" if view.ndim == 0 else f"{view.first} rows"
         raise InvalidBufferError(
-            f"{name} has {length}, which cannot be divided evenly among {size} ranks"
+            f"{name} has {length}, which cannot be divided evenly among {ranks} ranks"
         )
-    return view.count // size
+    return view.count // ranks
 
 
-cdef int apart(
-    view_t *send, size_t send_bytes, view_t *recv, size_t recv_bytes, size_t in_place, str rule
-) except -1:
-    """Refuse any overlap of input and output but NCCL's in place: an input at `in_place`."""
-    cdef size_t s = <size_t>send.data, r = <size_t>recv.data
-    if s == in_place or send_bytes == 0 or recv_bytes == 0:
+cdef int counted(int kind, view_t *send, view_t *recv, size_t block, size_t ranks) except -1:
+    """Refuse an output that is not as large as the result."""
+    cdef size_t expected = send.count
+    why = "it must be as large as x"
+    if joins(kind):
+        expected = block * ranks
+        why = f"{ranks} ranks times x's {block}"
+    elif kind != PN_ALL_TO_ALL and deals(kind):
+        expected = block
+        why = f"x's {send.count} elements divided among {ranks} ranks"
+    if recv.count != expected:
+        raise InvalidBufferError(f"out has {recv.count} elements, expected {expected}: {why}")
+    return 0
+
+
+cdef int apart(int kind, view_t *send, view_t *recv, size_t block, int rank) except -1:
+    """Refuse any overlap of input and output but NCCL's in place."""
+    cdef size_t s = <size_t>send.data, r = <size_t>recv.data, own = rank * block * send.itemsize
+    cdef size_t s_end = s + send.count * send.itemsize, r_end = r + recv.count * recv.itemsize
+    if s == s_end or r == r_end or s_end <= r or r_end <= s:
         return 0
-    if s + send_bytes <= r or r + recv_bytes <= s:
-        return 0
+    if kind == PN_ALL_TO_ALL:
+        rule = "an all-to-all cannot run in place"
+    elif joins(kind):
+        if s == r + own:
+            return 0
+        rule = "in place means that x is this rank's own block of out"
+    elif deals(kind):
+        if r == s + own:
+            return 0
+        rule = "in place means that out is this rank's own block of x"
+    else:
+        if s == r:
+            return 0
+        rule = "in place means the same array"
     raise InvalidBufferError(
-        f"input (bytes {s:#x} to {s + send_bytes:#x}) and output (bytes {r:#x} to "
-        f"{r + recv_bytes:#x}) overlap; {rule}"
+        f"input (bytes {s:#x} to {s_end:#x}) and output (bytes {r:#x} to {r_end:#x}) overlap; "
+        f"{rule}"
     )
 
 
-cdef tuple scaled(object array, int multiply, int divide):
-    shape = tuple(array.shape) if hasattr(array, "shape") else (len(array),)
-    first = shape[0] if shape else 1
-    return (first * multiply // divide, *shape[1:])
+cdef tuple fresh_shape(int kind, object x, int ranks, bint stack):
+    shape = shape_of(x)
+    if joins(kind):
+        if stack:
+            return (ranks, *shape)
+        return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
+    if kind != PN_ALL_TO_ALL and deals(kind):
+        return (shape[0] // ranks, *shape[1:])
+    return shape
 
 
 # ---- the operations --------------------------------------------------------------------------
@@ -121,61 +158,107 @@ cdef class Operations(Issuer):
     fixed by the call. Arrays must be contiguous in C order and live where the communicator
     does. ``stream`` is None (the communicator's own stream), ``"current"`` (the array
     library's), a raw handle or an object with ``__cuda_stream__``; ``timeout`` is in seconds,
-    None for the communicator's, ``math.inf`` for none.
+    None for the communicator's, ``math.inf`` for none. With ``pack=True`` a strided array goes
+    through a contiguous copy, made by its own library at the call; a strided output is written
+    when the operation is awaited.
+
+    What moves data takes any dtype but Python objects. What reduces takes NCCL's twelve; bool
+    with "any" and "all" (also "max", "min"); complex numbers with "sum" and "avg".
 
     All raise InvalidBufferError for an array that does not fit, ConfigError for a root, peer or
     operator that does not exist, and UsageError for a communicator that is not ready; then
     nothing has been issued.
     """
 
-    def all_reduce(self, x, out=None, op="sum", *, stream=None, timeout=None, timed=False):
+    cdef object compact(self, object array, str name, bint reads, bint writes):
+        """The array, or where it is strided a contiguous one of its shape in its stead."""
+        cdef view_t view
+        try:
+            self.look(array, &view, name)
+            return array
+        except InvalidBufferError as refusal:
+            try:
+                scratch = packed(array, reads)
+            except Exception:
+                raise refusal from None  # strides are not what is wrong with it
+        if writes:
+            writes_back(scratch, array, name)
+        return scratch
+
+    cdef Work run(
+        self, call_t *call, object x, object out, object op, bint receives, bint stack
+    ):
+        """Check the arrays of an operation that reads x, and submit it.
+
+        Args:
+            op: of a reduction.
+            receives: whether this rank gets a result.
+            stack: whether a fresh result that joins the ranks' arrays has an axis for them.
+        """
+        cdef view_t send, recv
+        cdef int kind = call.kind
+        cdef bint overwrites = (
+            receives and out is None and not joins(kind) and not deals(kind)
+        )
+        cdef Ending ending = None
+        if kind == PN_BROADCAST and call.root == self.c.rank:
+            given = self.compact(x, "x", True, False) if call.pack else x
+        else:
+            given = self.compact(x, "x", True, overwrites) if call.pack else x
+        keep = self.look(given, &send, "x")
+        if reduces(kind):
+            reduced(call, op, x, &send)
+        else:
+            moved(call, &send)
+        cdef size_t block = divided(&send, self.c.size, "x") if deals(kind) else send.count
+        if not receives:
+            return self.start(call, &send, &send, block, x, keep, None, None)
+        if overwrites and not send.fresh_result:
+            if kind != PN_BROADCAST or call.root != self.c.rank:
+                writable(&send, "x")
+                if given is not x:
+                    ending = unpacked(given, x)
+            return self.start(call, &send, &send, block, x, keep, x, ending)
+        if out is None:
+            target = result = fresh_like(x, fresh_shape(kind, x, self.c.size, stack))
+            ending = ending_of(x)
+        elif stack:
+            raise ConfigError("stack=True shapes a fresh result, it does not go with out=")
+        else:
+            target = self.compact(out, "out", False, True) if call.pack else out
+            result = out
+            if target is not out:
+                ending = unpacked(target, out)
+        kept = self.look(target, &recv, "out")
+        writable(&recv, "out")
+        same_type(given, &send, target, &recv)
+        counted(kind, &send, &recv, block, self.c.size)
+        apart(kind, &send, &recv, block, self.c.rank)
+        return self.start(call, &send, &recv, block, x, (keep, kept), result, ending)
+
+    def all_reduce(
+        self, x, out=None, op="sum", *, pack=False, stream=None, timeout=None, timed=False
+    ):
         """Reduce x over all ranks; every rank gets the result (``ncclAllReduce``).
 
         Args:
             x: the same shape and dtype on every rank.
             out: where the result goes, same count and dtype; None: into x itself.
             op: "sum", "prod", "max", "min" or "avg", with NCCL's arithmetic (integers wrap; a
-                float average multiplies each input by 1/size first).
+                float average multiplies each input by 1/size first); "any" or "all" of bool.
 
         Returns:
             A Work whose result is out, or x, or a fresh array where x is immutable.
         """
-        cdef view_t send
+        cdef call_t call
         self.usable()
-        keep = self.look(x, &send, "x")
-        cdef int redop = reduction(op, x, &send)
-        if out is None and not send.fresh_result:
-            writable(&send, "x")
-            return self.start(PN_ALL_REDUCE, &send, &send, send.count, redop, 0,
-                              stream, timed, timeout, x, keep, x, False)
-        return self.like(PN_ALL_REDUCE, x, &send, keep, out, redop, 0, True,
-                         stream, timed, timeout)
+        set_up(&call, PN_ALL_REDUCE, stream, timeout, timed, pack)
+        return self.run(&call, x, out, op, True, False)
 
-    cdef Work like(
-        self, int kind, object x, view_t *send, object keep, object out, int redop, int root,
-        bint receives, object stream, bint timed, object timeout,
+    def reduce(
+        self, x, out=None, op="sum", root=0, *, pack=False, stream=None, timeout=None,
+        timed=False,
     ):
-        """An operation whose output, if any, has the input's shape and may be the input."""
-        cdef view_t recv
-        cdef bint converted = False
-        if not receives:
-            return self.start(kind, send, send, send.count, redop, root,
-                              stream, timed, timeout, x, keep, None, False)
-        if out is None:
-            result = fresh_like(x, tuple(x.shape))
-            converted = True
-        else:
-            result = out
-        kept = self.look(result, &recv, "out")
-        writable(&recv, "out")
-        same_type(x, send, result, &recv)
-        counted(&recv, send.count, "out", "it must be as large as x")
-        cdef size_t nbytes = send.count * send.itemsize
-        apart(send, nbytes, &recv, nbytes, <size_t>recv.data, "in place means the same array")
-        return self.start(kind, send, &recv, send.count, redop, root,
-                          stream, timed, timeout, x, (keep, kept), result, converted)
-
-    def reduce(self, x, out=None, op="sum", root=0, *, stream=None, timeout=None, timed=False):
         """Reduce x over all ranks; the root gets the result (``ncclReduce``).
 
         Args:
@@ -187,20 +270,15 @@ cdef class Operations(Issuer):
         Returns:
             A Work whose result is the reduced array on the root, None elsewhere.
         """
-        cdef view_t send
+        cdef call_t call
         self.usable()
-        cdef int target = rank_in_range(self, root, "root")
-        keep = self.look(x, &send, "x")
-        cdef int redop = reduction(op, x, &send)
-        cdef bint mine = target == self.c.rank
-        if mine and out is None and not send.fresh_result:
-            writable(&send, "x")
-            return self.start(PN_REDUCE, &send, &send, send.count, redop, target,
-                              stream, timed, timeout, x, keep, x, False)
-        return self.like(PN_REDUCE, x, &send, keep, out, redop, target, mine,
-                         stream, timed, timeout)
+        set_up(&call, PN_REDUCE, stream, timeout, timed, pack)
+        call.root = rank_in_range(self, root, "root")
+        return self.run(&call, x, out, op, call.root == self.c.rank, False)
 
-    def broadcast(self, x, root=0, out=None, *, stream=None, timeout=None, timed=False):
+    def broadcast(
+        self, x, root=0, out=None, *, pack=False, stream=None, timeout=None, timed=False
+    ):
         """Copy the root's x to every rank (``ncclBroadcast``). Any dtype.
 
         Args:
@@ -212,89 +290,62 @@ cdef class Operations(Issuer):
         Returns:
             A Work whose result is out, or x, or a fresh array where x is immutable.
         """
-        cdef view_t send
+        cdef call_t call
         self.usable()
-        cdef int source = rank_in_range(self, root, "root")
-        keep = self.look(x, &send, "x")
-        if out is None and not send.fresh_result:
-            if source != self.c.rank:
-                writable(&send, "x")
-            return self.start(PN_BROADCAST, &send, &send, send.count, 0, source,
-                              stream, timed, timeout, x, keep, x, False)
-        return self.like(PN_BROADCAST, x, &send, keep, out, 0, source, True,
-                         stream, timed, timeout)
+        set_up(&call, PN_BROADCAST, stream, timeout, timed, pack)
+        call.root = rank_in_range(self, root, "root")
+        return self.run(&call, x, out, None, True, False)
 
-    def all_gather(self, x, out=None, *, stream=None, timeout=None, timed=False):
+    def all_gather(
+        self, x, out=None, *, stack=False, pack=False, stream=None, timeout=None, timed=False
+    ):
         """Join every rank's x, in rank order, on every rank (``ncclAllGather``). Any dtype.
 
         Args:
             x: shape (a, ...), the same on every rank.
             out: size * a rows; None: a fresh array of x's library, shape (size * a, ...). In
-                place: x is this rank's block of out.
+                place: x is this rank's block of out, which is ``slot(out)``.
+            stack: give the fresh array the shape (size, a, ...).
         """
-        cdef view_t send, recv
+        cdef call_t call
         self.usable()
-        keep = self.look(x, &send, "x")
-        result = fresh_like(x, scaled(x, self.c.size, 1)) if out is None else out
-        kept = self.look(result, &recv, "out")
-        writable(&recv, "out")
-        same_type(x, &send, result, &recv)
-        counted(&recv, send.count * self.c.size, "out",
-                f"{self.c.size} ranks times x's {send.count}")
-        cdef size_t block = send.count * send.itemsize
-        apart(&send, block, &recv, block * self.c.size, <size_t>recv.data + self.c.rank * block,
-              "in place means that x is this rank's own block of out")
-        return self.start(PN_ALL_GATHER, &send, &recv, send.count, 0, 0,
-                          stream, timed, timeout, x, (keep, kept), result, out is None)
+        set_up(&call, PN_ALL_GATHER, stream, timeout, timed, pack)
+        return self.run(&call, x, out, None, True, stack)
 
-    def reduce_scatter(self, x, out=None, op="sum", *, stream=None, timeout=None, timed=False):
+    def reduce_scatter(
+        self, x, out=None, op="sum", *, pack=False, stream=None, timeout=None, timed=False
+    ):
         """Reduce x over all ranks; each gets its own block of rows (``ncclReduceScatter``).
 
         Args:
             x: shape (size * a, ...), the same on every rank.
             out: a rows; None: a fresh array of shape (a, ...). In place: out is this rank's
-                block of x.
+                block of x, which is ``slot(x)``.
             op: as in all_reduce.
         """
-        cdef view_t send, recv
+        cdef call_t call
         self.usable()
-        keep = self.look(x, &send, "x")
-        cdef int redop = reduction(op, x, &send)
-        cdef size_t count = divided(&send, self.c.size, "x")
-        result = fresh_like(x, scaled(x, 1, self.c.size)) if out is None else out
-        kept = self.look(result, &recv, "out")
-        writable(&recv, "out")
-        same_type(x, &send, result, &recv)
-        counted(&recv, count, "out",
-                f"x's {send.count} elements divided among {self.c.size} ranks")
-        cdef size_t block = count * send.itemsize
-        apart(&send, block * self.c.size, &recv, block, <size_t>recv.data - self.c.rank * block,
-              "in place means that out is this rank's own block of x")
-        return self.start(PN_REDUCE_SCATTER, &send, &recv, count, redop, 0,
-                          stream, timed, timeout, x, (keep, kept), result, out is None)
+        set_up(&call, PN_REDUCE_SCATTER, stream, timeout, timed, pack)
+        return self.run(&call, x, out, op, True, False)
 
-    def all_to_all(self, x, out=None, *, stream=None, timeout=None, timed=False):
+    def all_to_all(
+        self, x, out=None, *, pack=False, stream=None, timeout=None, timed=False
+    ):
         """Exchange blocks: block i of x goes to rank i (``ncclAlltoAll``). Any dtype.
 
         Args:
             x: shape (size * a, ...).
             out: as large as x; None: a fresh array. In place is not possible.
         """
-        cdef view_t send, recv
+        cdef call_t call
         self.usable()
-        keep = self.look(x, &send, "x")
-        cdef size_t count = divided(&send, self.c.size, "x")
-        result = fresh_like(x, scaled(x, 1, 1)) if out is None else out
-        kept = self.look(result, &recv, "out")
-        writable(&recv, "out")
-        same_type(x, &send, result, &recv)
-        counted(&recv, send.count, "out", "it must be as large as x")
-        apart(&send, send.count * send.itemsize, &recv, recv.count * recv.itemsize, 0,
-              "an all-to-all cannot run in place")
-        return self.start(PN_ALL_TO_ALL, &send, &recv, count, 0, 0,
-                          stream, timed, timeout, x, (keep, kept), result, out is None)
+        set_up(&call, PN_ALL_TO_ALL, stream, timeout, timed, pack)
+        return self.run(&call, x, out, None, True, False)
 
-    def gather(self, x, out=None, root=0, *, stream=None, timeout=None, timed=False):
+    def gather(
+        self, x, out=None, root=0, *, stack=False, pack=False, stream=None, timeout=None,
+        timed=False,
+    ):
         """Join every rank's x, in rank order, on the root (``ncclGather``). Any dtype.
 
         Args:
@@ -302,30 +353,20 @@ cdef class Operations(Issuer):
             out: on the root, size * a rows; None: a fresh array of shape (size * a, ...).
                 Ignored elsewhere.
             root: the rank that receives.
+            stack: give the fresh array the shape (size, a, ...).
 
         Returns:
             A Work whose result is the joined array on the root, None elsewhere.
         """
-        cdef view_t send, recv
+        cdef call_t call
         self.usable()
-        cdef int target = rank_in_range(self, root, "root")
-        keep = self.look(x, &send, "x")
-        if target != self.c.rank:
-            return self.start(PN_GATHER, &send, &send, send.count, 0, target,
-                              stream, timed, timeout, x, keep, None, False)
-        result = fresh_like(x, scaled(x, self.c.size, 1)) if out is None else out
-        kept = self.look(result, &recv, "out")
-        writable(&recv, "out")
-        same_type(x, &send, result, &recv)
-        counted(&recv, send.count * self.c.size, "out",
-                f"{self.c.size} ranks times x's {send.count}")
-        cdef size_t block = send.count * send.itemsize
-        apart(&send, block, &recv, block * self.c.size, <size_t>recv.data + self.c.rank * block,
-              "in place means that x is this rank's own block of out")
-        return self.start(PN_GATHER, &send, &recv, send.count, 0, target,
-                          stream, timed, timeout, x, (keep, kept), result, out is None)
+        set_up(&call, PN_GATHER, stream, timeout, timed, pack)
+        call.root = rank_in_range(self, root, "root")
+        return self.run(&call, x, out, None, call.root == self.c.rank, stack)
 
-    def scatter(self, x, out=None, root=0, *, stream=None, timeout=None, timed=False):
+    def scatter(
+        self, x, out=None, root=0, *, pack=False, stream=None, timeout=None, timed=False
+    ):
         """Deal the root's x out: rank i gets block i of its rows (``ncclScatter``). Any dtype.
 
         Args:
@@ -333,61 +374,82 @@ cdef class Operations(Issuer):
             out: a rows. None is possible on the root only, which knows the shape.
             root: the rank that sends.
         """
-        cdef view_t send, recv
-        cdef size_t count
+        cdef call_t call
         self.usable()
-        cdef int source = rank_in_range(self, root, "root")
-        if source != self.c.rank:
-            if out is None:
-                raise InvalidBufferError(
-                    f"out is needed on rank {self.c.rank}: only the root knows the shape"
-                )
-            kept = self.look(out, &recv, "out")
-            writable(&recv, "out")
-            return self.start(PN_SCATTER, &recv, &recv, recv.count, 0, source,
-                              stream, timed, timeout, out, kept, out, False)
-        keep = self.look(x, &send, "x")
-        count = divided(&send, self.c.size, "x")
-        result = fresh_like(x, scaled(x, 1, self.c.size)) if out is None else out
-        kept = self.look(result, &recv, "out")
-        writable(&recv, "out")
-        same_type(x, &send, result, &recv)
-        counted(&recv, count, "out",
-                f"x's {send.count} elements divided among {self.c.size} ranks")
-        cdef size_t block = count * send.itemsize
-        apart(&send, block * self.c.size, &recv, block, <size_t>recv.data - self.c.rank * block,
-              "in place means that out is this rank's own block of x")
-        return self.start(PN_SCATTER, &send, &recv, count, 0, source,
-                          stream, timed, timeout, x, (keep, kept), result, out is None)
+        set_up(&call, PN_SCATTER, stream, timeout, timed, pack)
+        call.root = rank_in_range(self, root, "root")
+        if call.root == self.c.rank:
+            return self.run(&call, x, out, None, True, False)
+        if out is None:
+            raise InvalidBufferError(
+                f"out is needed on rank {self.c.rank}: only the root knows the shape"
+            )
+        return self.take(&call, out, "out")
 
-    def send(self, x, peer, *, stream=None, timeout=None, timed=False):
+    cdef Work take(self, call_t *call, object out, str name):
+        """Submit an operation that only writes."""
+        cdef view_t recv
+        cdef Ending ending = None
+        target = self.compact(out, name, False, True) if call.pack else out
+        keep = self.look(target, &recv, name)
+        writable(&recv, name)
+        moved(call, &recv)
+        if target is not out:
+            ending = unpacked(target, out)
+        return self.start(
+            call, NULL if call.kind == PN_RECV else &recv, &recv, recv.count, out, keep, out,
+            ending,
+        )
+
+    def send(self, x, peer, *, pack=False, stream=None, timeout=None, timed=False):
         """Send x to one rank, which must receive as many bytes (``ncclSend``). Any dtype.
 
         Two ranks that both send first wait for each other: put exchanges into one ``group()``.
         """
+        cdef call_t call
         cdef view_t view
         self.usable()
-        cdef int target = rank_in_range(self, peer, "peer")
-        keep = self.look(x, &view, "x")
-        return self.start(PN_SEND, &view, NULL, view.count, 0, target,
-                          stream, timed, timeout, x, keep, None, False)
+        set_up(&call, PN_SEND, stream, timeout, timed, pack)
+        call.root = rank_in_range(self, peer, "peer")
+        given = self.compact(x, "x", True, False) if pack else x
+        keep = self.look(given, &view, "x")
+        moved(&call, &view)
+        return self.start(&call, &view, NULL, view.count, x, keep, None, None)
 
-    def recv(self, x, peer, *, stream=None, timeout=None, timed=False):
+    def recv(self, x, peer, *, pack=False, stream=None, timeout=None, timed=False):
         """Receive into x from one rank, which must send as much (``ncclRecv``). Any dtype.
 
         Returns:
             A Work whose result is x.
         """
-        cdef view_t view
+        cdef call_t call
         self.usable()
-        cdef int source = rank_in_range(self, peer, "peer")
-        keep = self.look(x, &view, "x")
-        writable(&view, "x")
-        return self.start(PN_RECV, NULL, &view, view.count, 0, source,
-                          stream, timed, timeout, x, keep, x, False)
+        set_up(&call, PN_RECV, stream, timeout, timed, pack)
+        call.root = rank_in_range(self, peer, "peer")
+        return self.take(&call, x, "x")
 
     def barrier(self, *, stream=None, timeout=None, timed=False):
         """Wait until every rank has called it (a one-byte ``ncclAllReduce``)."""
+        cdef call_t call
         self.usable()
-        return self.start(PN_BARRIER, NULL, NULL, 1, 0, 0,
-                          stream, timed, timeout, None, None, None, False)
+        set_up(&call, PN_BARRIER, stream, timeout, timed, False)
+        call.datatype = call.redop = 0
+        call.unit = 1
+        return self.start(&call, NULL, NULL, 1, None, None, None, None)
+
+    def slot(self, array):
+        """This rank's own block of rows, as a view of `array`: what in place means.
+
+        Args:
+            array: shape (size * a, ...); its slices must be views, as of NumPy and PyTorch.
+
+        Returns:
+            Shape (a, ...): the x of ``all_gather(x, out=array)``, and the out of
+            ``reduce_scatter(array, out)``.
+        """
+        cdef view_t view
+        self.look(array, &view, "array")
+        writable(&view, "array")
+        divided(&view, self.c.size, "array")
+        rows = view.first // self.c.size
+        return array[self.c.rank * rows:(self.c.rank + 1) * rows]

@@ -22,5 +22,3 @@ cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str
 cdef str dtype_name(int code)
 cdef str dtype_of(object array, view_t *view)
 cdef bint producer_stream(object array, int device, size_t *handle) except? False
-cdef object fresh_like(object array, tuple shape)
-cdef object as_native(object array, object result)

@@ -81,7 +81,7 @@ cdef dict ADDED = {
     "bfloat16": kDLBfloat,
     **{name: kind for kind, name in KINDS.items() if name.startswith("float8")},
 }
-# Types whose results are always fresh arrays: nothing may write into them.
+# Types whose arrays nothing may write into.
 cdef tuple IMMUTABLE = ("jax", "jaxlib")
 
 
@@ -148,7 +148,7 @@ cdef int strided(str name, tuple shape, tuple strides, str unit) except -1:
         expected *= shape[axis]
     raise InvalidBufferError(
         f"{name} must be contiguous in C order, but axis {axis} of shape {shape} has a stride "
-        f"of {strides[axis]} {unit} where {expected} is expected; pass a contiguous copy"
+        f"of {strides[axis]} {unit} where {expected} is expected; pass a contiguous copy, or pack=True"
     )
 
 
@@ -400,47 +400,3 @@ cdef bint producer_stream(object array, int device, size_t *handle) except? Fals
         handle[0] = <size_t>stream if stream != NULL else 1
         return True
     return False
-
-
-# ---- results ---------------------------------------------------------------------------------
-
-cdef object fresh_like(object array, tuple shape):
-    """An uninitialised array of the caller's own library, dtype and device.
-
-    For libraries with immutable arrays a NumPy array that as_native turns into one of theirs
-    when it is full.
-    """
-    cls = type(array)
-    if cls is ndarray:
-        return numpy.empty(shape, array.dtype)
-    module = cls.__module__.partition(".")[0]
-    if module == "torch":
-        return array.new_empty(shape)
-    if module in IMMUTABLE:
-        # XLA takes host memory without a copy where it is aligned to 64 bytes.
-        dtype = numpy.dtype(array.dtype)
-        nbytes = dtype.itemsize
-        for length in shape:
-            nbytes *= length
-        raw = numpy.empty(nbytes + 64, numpy.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start:start + nbytes].view(dtype).reshape(shape)
-    if hasattr(cls, "__array_namespace__"):
-        namespace = array.__array_namespace__()
-        return namespace.empty(shape, dtype=array.dtype, device=array.device)
-    if isinstance(array, ndarray):
-        return numpy.empty(shape, array.dtype)
-    source = memoryview(array) if not hasattr(array, "dtype") else None
-    if source is not None and source.format:
-        return numpy.empty(shape, numpy.dtype(source.format))
-    if module == "cupy":
-        return sys.modules["cupy"].empty(shape, array.dtype)
-    raise InvalidBufferError(f"cannot make a result array of type {cls.__name__}; pass out=")
-
-
-cdef object as_native(object array, object result):
-    """The result in the caller's own type."""
-    module = type(array).__module__.partition(".")[0]
-    if module in IMMUTABLE:
-        return sys.modules["jax"].dlpack.from_dlpack(result)
-    return result

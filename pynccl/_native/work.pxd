@@ -3,24 +3,25 @@ from libc.stdint cimport int64_t
 from pynccl._native.completion cimport Operation
 from pynccl._native.engine cimport Engine
 from pynccl._native.handles cimport CommHandle, Unseen
+from pynccl._native.results cimport Ending
 
 cdef class Work(Operation):
     cdef Engine engine
     cdef CommHandle comm    # None for waits that belong to no communicator
     cdef int64_t spin_ns
-    cdef object source      # the caller's input array, for the type of the result
     cdef object result_array
+    cdef Ending ending      # what is left to do for the result when the device is done
     cdef object group       # the group that records it and has not issued it yet
     cdef size_t producer    # the stream of the array's library, if the hand-off is ours
     cdef bint hands_off
     cdef object timing      # two events, for a timed operation
     cdef bint seen          # somebody has been given its failure
     cdef Unseen unseen      # its failure, while nobody has asked for it
-    cdef bint converted
     cdef object __weakref__
     cdef bint poll(self) noexcept
     cdef object outcome(self)
     cdef object failure(self)
+    cdef int unseen_failure(self, object error) except -1
     cdef int submitted(self) except -1
 
 cdef Work control_work(CommHandle comm, int kind, object timeout)

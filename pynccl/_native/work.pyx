@@ -27,12 +27,7 @@ from pynccl._native.abi cimport (
     PN_OK,
     CUresult,
     CUstream,
-    PN_BURST_ENDS_TURN,
-    PN_BURST_GOES_ON,
-    pn_burst_await,
     pn_burst_reset,
-    pn_burst_t,
-    pn_burst_turn,
     pn_done_some,
     pn_forked,
     pn_may_spin,
@@ -46,10 +41,11 @@ from pynccl._native.abi cimport (
     pn_suspended,
     pn_wait_t,
 )
-from pynccl._native.completion cimport Operation, Reactor, drain_done, reactor_of
+from pynccl._native.completion cimport Operation, Reactor, drain_done, gives_way, reactor_of
 from pynccl._native.engine cimport cuda_exception, nccl_exception
 from pynccl._native.handles cimport CommHandle, Unseen, refuse_fork
-from pynccl._native.view cimport as_native, dtype_name
+from pynccl._native.results cimport Ending
+from pynccl._native.view cimport dtype_name
 
 from asyncio import Future, _get_running_loop
 
@@ -131,9 +127,10 @@ cdef class Work(Operation):
 
     cdef object outcome(self):
         """The result of an operation that has ended well."""
-        if self.converted and self.result_array is not None:
-            self.result_array = as_native(self.source, self.result_array)
-            self.converted = False
+        if self.ending is not None:
+            self.result_array = self.ending.result(self.result_array)
+            if self.unseen is not None:
+                self.unseen.error = None
         return self.result_array
 
     cdef object failure(self):
@@ -153,20 +150,31 @@ cdef class Work(Operation):
             self.comm.failure_seen = True
         return self.make_error(source)
 
+    cdef int ended(self) except -1:
+        if self.ending is not None:
+            try:
+                self.ending.released()
+            except Exception as error:  # whoever asks for the result meets it again
+                self.unseen_failure(error)
+        return 0
+
     cdef int failed(self) except -1:
-        cdef int source = self.c.outcome.source
-        cdef Unseen unseen
         # Who awaits a management call is told in any case.
         if self.seen or PN_INIT <= self.c.kind != PN_EVENT:
             return 0
-        error = self.make_error(source)
+        error = self.make_error(self.c.outcome.source)
         if not isinstance(error, errors.AbortedError):
-            unseen = Unseen.__new__(Unseen)
-            unseen.error = error
-            unseen.what = self.what()
-            unseen.comm = self.comm
-            unseen.follows = self.comm is not None and self.comm.c.failure.source != PN_OK
-            self.unseen = unseen
+            self.unseen_failure(error)
+        return 0
+
+    cdef int unseen_failure(self, object error) except -1:
+        """Have it reported when this Work is dropped and nobody has asked."""
+        cdef Unseen unseen = Unseen.__new__(Unseen)
+        unseen.error = error
+        unseen.what = self.what()
+        unseen.comm = self.comm
+        unseen.follows = self.comm is not None and self.comm.c.failure.source != PN_OK
+        self.unseen = unseen
         return 0
 
     def what(self):
@@ -283,6 +291,11 @@ cdef class Work(Operation):
             stream: an object with ``__cuda_stream__``, or a raw handle as an int.
         """
         self.submitted()
+        if self.ending is not None and self.ending.late:
+            raise errors.UsageError(
+                f"{self.what()} has a strided result, which is written when the operation has "
+                "ended: await it, or pass a contiguous out"
+            )
         cdef size_t handle = stream_handle(stream)
         cdef CUresult result
         with nogil:
@@ -412,25 +425,6 @@ cdef bint add_wait(Work work, Reactor reactor, object future) except? False:
     pn_suspended(1)
     if work.waits is not None:  # it may have ended just now, and been drained elsewhere
         work.waits.append((reactor, futures))
-    return True
-
-
-def loop_has_turned():
-    """Called by the loop, once it has been round since a burst of awaits ended."""
-    pn_burst_turn()
-
-
-cdef bint gives_way(int64_t now) except -1:
-    """Whether this await of finished work has to let the loop go round first."""
-    cdef pn_burst_t burst = pn_burst_await(now)
-    if burst == PN_BURST_GOES_ON:
-        return False
-    if burst == PN_BURST_ENDS_TURN:
-        loop = running_loop()
-        if loop is None:
-            pn_burst_turn()
-        else:
-            loop.call_soon(loop_has_turned)
     return True
 
 
