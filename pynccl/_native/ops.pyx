@@ -39,7 +39,7 @@ from operator import index
 
 from pynccl.errors import ConfigError, InvalidBufferError
 
-# ---- what kind of operation it is --------------------------------------------------------------
+# ---- kinds -----------------------------------------------------------------------------------
 
 cdef inline bint reduces(int kind) noexcept:
     return kind == PN_ALL_REDUCE or kind == PN_REDUCE or kind == PN_REDUCE_SCATTER

@@ -148,7 +148,8 @@ cdef int strided(str name, tuple shape, tuple strides, str unit) except -1:
         expected *= shape[axis]
     raise InvalidBufferError(
         f"{name} must be contiguous in C order, but axis {axis} of shape {shape} has a stride "
-        f"of {strides[axis]} {unit} where {expected} is expected; pass a contiguous copy, or pack=True"
+        f"of {strides[axis]} {unit} where {expected} is expected; pass a contiguous copy, or "
+        "pack=True"
     )
 
 

@@ -39,11 +39,26 @@ FLOATS = np.zeros(8, np.float32)
 
 # What is called on rank 0 of two, and what the message must say: what was wrong, what is right.
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "complex sum": (
-        lambda c: c.all_reduce(np.zeros(4, np.complex64)),
-        r"complex64 can be moved but not reduced.*float32",
+    "complex product": (
+        lambda c: c.all_reduce(np.zeros(4, np.complex64), op="prod"),
+        "op 'prod' is not for complex64, which reduces with sum and avg only",
     ),
-    "bool sum": (lambda c: c.all_reduce(np.zeros(4, bool)), "bool can be moved"),
+    "complex of long doubles": (
+        lambda c: c.all_reduce(np.zeros(4, np.clongdouble)),
+        "complex256 can be moved but not reduced",
+    ),
+    "bool sum": (
+        lambda c: c.all_reduce(np.zeros(4, bool)),
+        "op 'sum' is not for bool, which reduces with any, all, max, min only",
+    ),
+    "any of numbers": (
+        lambda c: c.all_reduce(FLOATS, op="any"),
+        "op 'any' is for bool only, not for float32, which reduces with sum, prod, max, min",
+    ),
+    "all of what cannot be reduced": (
+        lambda c: c.all_reduce(np.zeros(4, np.int16), op="all"),
+        "int16 can be moved but not reduced",
+    ),
     "int16 sum": (lambda c: c.reduce_scatter(np.zeros(4, np.int16)), "int16 can be"),
     "fp8 of a kind that NCCL has not": (
         lambda c: c.all_reduce(np.zeros(4, ml_dtypes.float8_e4m3fnuz)),
