@@ -169,7 +169,7 @@ cdef class Lifecycle(Operations):
         control.child = child
         cdef Work work = control_work(self, PN_SPLIT, timeout)
         work.keep = control
-        work.source = control
+        work.control = control
         work.c.argument = &control.c
         with nogil:
             pn_control_submit(&work.c)
@@ -185,7 +185,7 @@ cdef class Lifecycle(Operations):
 
 def split_member(Work work):
     """Whether a split that has ended gave this rank a communicator."""
-    return (<Control>work.source).c.member
+    return (<Control>work.control).c.member
 
 
 def abort_all(list comms, timeout, bound):

@@ -80,19 +80,29 @@ cdef class Ending:
 
 
 cdef class Adopted(Ending):
-    """Turns a NumPy array into one of a library whose arrays cannot be written."""
+    """Turns a NumPy array into one of JAX, which cannot be written: in place, with no copy."""
 
+    cdef object source
     cdef object made
 
     cdef object result(self, object array):
         if self.made is None:
-            self.made = sys.modules["jax"].dlpack.from_dlpack(array)
+            jax = sys.modules["jax"]
+            if array.dtype.isbuiltin == 1:
+                self.made = jax.dlpack.from_dlpack(array)
+            else:  # bfloat16 and its like, which NumPy does not export
+                self.made = jax.device_put(array, self.source.device, may_alias=True)
+            self.source = None
         return self.made
 
 
 cdef Ending ending_of(object array):
     """What turns the fresh array for `array` into one of its library; None: it is one."""
-    return Adopted() if library_of(array) in IMMUTABLE else None
+    if library_of(array) not in IMMUTABLE:
+        return None
+    cdef Adopted made = Adopted()
+    made.source = array
+    return made
 
 
 # ---- strided arrays --------------------------------------------------------------------------
