@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.timing
+
 PROMISE_S = 0.05
 DELAY_S = 0.1
 

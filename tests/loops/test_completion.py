@@ -17,6 +17,8 @@ import pynccl
 from pynccl import testing
 from pynccl.errors import DeadlineError, NcclError, RemoteError
 
+pytestmark = pytest.mark.timing
+
 ACCURACY = 0.1
 SECONDS = 3.0
 

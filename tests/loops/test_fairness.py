@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from heartbeat import keeps_free
-from running import KINDS, alone, awaited, on_noop, ones
+from running import alone, awaited, on_noop, ones
+from support.loops import KINDS
 
 import pynccl
 from pynccl import testing
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timing, pytest.mark.timeout(120)]
 # In debug mode asyncio itself keeps the loop for 20 ms with a hundred new tasks or futures: it
 # takes a traceback of each.
 NOT_DEBUG = [kind for kind in KINDS if kind != "debug"]

@@ -19,6 +19,8 @@ import pynccl
 from pynccl import testing
 from pynccl.errors import AbortedError, DeadlineError
 
+pytestmark = pytest.mark.timing
+
 # Calls that return at once whatever the device and the peers do. cuEventQuery and a launch may
 # wait for another thread's launch, never for its end.
 QUICK_CALLS = {

@@ -22,7 +22,7 @@ from support.ranks import run_processes
 import pynccl
 from pynccl import testing
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timing, pytest.mark.timeout(120)]
 
 
 def switches() -> dict[str, int]:

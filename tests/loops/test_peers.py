@@ -15,7 +15,7 @@ from support.ranks import run_processes
 from pynccl import testing
 from pynccl.errors import AbortedError
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timing, pytest.mark.timeout(150)]
 
 
 async def late_peer(comm: Any, how: str, seconds: float) -> dict[str, float]:

@@ -16,7 +16,7 @@ from running import alone, awaited, ones, pair
 import pynccl
 from pynccl import testing
 
-pytestmark = pytest.mark.usefixtures("temper")
+pytestmark = [pytest.mark.timing, pytest.mark.usefixtures("temper")]
 SLOW = "op:delay=400ms"
 LIMIT = 0.1
 NEEDS_311 = pytest.mark.skipif(
