@@ -34,7 +34,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pynccl import _engines
+from pynccl import _engines, _host
 from pynccl.errors import ConfigError, UsageError
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "hold_driver_lock",
     "journal",
     "live",
+    "misuse",
     "settings",
     "temper",
 ]
@@ -52,6 +53,7 @@ __all__ = [
 _SETTINGS = {
     "mode": ("PYNCCL_HOST_MODE", "strict"),
     "temper": ("PYNCCL_HOST_TEMPER", "quick"),
+    "misuse": ("PYNCCL_HOST_MISUSE", "ignore"),
     "devices": ("PYNCCL_HOST_DEVICES", "8"),
     "quirks": ("PYNCCL_HOST_QUIRKS", ""),
     "pointers": ("PYNCCL_HOST_POINTERS", "any"),
@@ -64,61 +66,15 @@ _SETTINGS = {
     "runtime_connect": ("NCCL_RUNTIME_CONNECT", "1"),
     "launch_blocking": ("CUDA_LAUNCH_BLOCKING", "0"),
 }
-_LIVE = (
-    "streams",
-    "events",
-    "communicators",
-    "segments",
-    "threads",
-    "allocations",
-    "work_items",
-    "groups_open",
-)
-_NAME_BYTES = 31
 _in_force: dict[str, str] = {}
 _recording = False
-
-
-class _Live(ctypes.Structure):
-    """host_live_t of src/host/host.h."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in _LIVE)
-
-
-class _Call(ctypes.Structure):
-    """host_call_t of src/host/host.h."""
-
-    _fields_ = (
-        ("time_ns", ctypes.c_uint64),
-        ("thread", ctypes.c_uint64),
-        ("function", ctypes.c_char * (_NAME_BYTES + 1)),
-        ("device", ctypes.c_int32),
-        ("group_depth", ctypes.c_int32),
-        ("result", ctypes.c_int32),
-        ("datatype", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("root", ctypes.c_int32),
-        ("count", ctypes.c_uint64),
-        ("comm", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
-        ("object", ctypes.c_uint64),
-        ("rank", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
 
 
 def _library() -> ctypes.CDLL:
     """The very object that the host engine runs on; opened now, if nobody has used it."""
     path = _engines.engine("host").path("ncclGetVersion")
     assert path is not None  # a required function: an engine without it does not open
-    library = ctypes.CDLL(path)
-    library.pn_host_set.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
-    library.pn_host_journal_start.argtypes = (ctypes.c_size_t,)
-    library.pn_host_journal_read.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    library.pn_host_journal_read.restype = ctypes.c_size_t
-    library.pn_host_live.argtypes = (ctypes.c_void_p,)
-    library.pn_host_hold_driver_lock.argtypes = (ctypes.c_uint,)
-    return library
+    return _host.declare(ctypes.CDLL(path))
 
 
 # ---- settings --------------------------------------------------------------------------------
@@ -130,6 +86,7 @@ def settings(**values: str | int) -> Iterator[None]:
 
     Args:
         **values: ``mode="faithful"``, ``temper="gpulike"``, ``quirks="depth-leak"``,
+            ``misuse="report"`` or ``"abort"`` (the process), see `misuse`,
             ``pointers="own"``, ``launch_cost_us=20``, ``launch_depth=4``,
             ``read_delay_us=500``, ``launch_blocking=1``, ``runtime_connect=0``,
             ``multi_rank=1``, ``seed=7``, ``faults="..."``. ``devices`` can be set only before
@@ -236,7 +193,7 @@ class Journal:
 
     def named(self, *functions: str) -> list[Call]:
         """The calls of the given functions, such as ``"ncclSend"``."""
-        wanted = {function[:_NAME_BYTES] for function in functions}
+        wanted = {function[: _host.NAME_BYTES] for function in functions}
         return [call for call in self.calls if call.function in wanted]
 
     def nccl(self) -> list[str]:
@@ -249,7 +206,7 @@ class Journal:
         ]
 
     def _read(self) -> list[Call]:
-        room = (_Call * self._capacity)()
+        room = (_host.Call * self._capacity)()
         length = int(self._library.pn_host_journal_read(room, self._capacity))
         return [_call_from(room[i]) for i in range(length)]
 
@@ -257,7 +214,7 @@ class Journal:
         self._kept = self._read()
 
 
-def _call_from(raw: _Call) -> Call:
+def _call_from(raw: _host.Call) -> Call:
     numbers = {name: getattr(raw, name) for name in Call.__annotations__ if name != "function"}
     return Call(function=raw.function.decode(), **numbers)
 
@@ -295,9 +252,20 @@ def live() -> dict[str, int]:
 
     ``pynccl.diagnostics()`` counts what the binding holds; a leak shows in one of the two.
     """
-    counts = _Live()
-    _library().pn_host_live(ctypes.byref(counts))
-    return {name: getattr(counts, name) for name in _LIVE}
+    return _host.live(_library())
+
+
+def misuse() -> list[str]:
+    """What the host engine has noticed since the last call and NCCL or CUDA would let pass.
+
+    Two threads in one communicator, a communicator used or destroyed after its end, an
+    operation while another device than the communicator's is current, a thread that ends
+    inside a group. It looks under ``settings(misuse="report")`` or ``PYNCCL_HOST_MISUSE``.
+
+    Returns:
+        One sentence each; of many, the first 16 and how many more there were.
+    """
+    return _host.misuse(_library())
 
 
 def hold_driver_lock(seconds: float) -> None:

@@ -1,19 +1,34 @@
-"""Rules of every test run: each test has a deadline, and no skip goes unreviewed.
+"""Rules of every test run: deadlines, what may run at once, no skip unreviewed, no misuse.
 
 A skip, or an expected failure, whose reason matches no line of tests/source/reviewed_skips.txt
 fails the run: a check that silently stopped running is worse than one that fails.
+
+Tests marked `timing` measure time and want the machine to themselves: `pytest -m timing`. All
+others may run beside each other: `pytest -n 4 -m "not timing"`.
+
+The host engine's misuse detector is on, and fails the test that breaks NCCL's rules: by a
+report in this process, by an abort in those that a test starts. A test that breaks them on
+purpose is marked `misuse`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
+import functools
 import importlib.util
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 DEADLINE_S = 60.0
+LAST = "tests/host/"
 REVIEWED = Path(__file__).parent / "source" / "reviewed_skips.txt"
+
+
+MISUSE = "PYNCCL_HOST_MISUSE"
 
 
 def reviewed_reasons() -> list[str]:
@@ -68,17 +83,79 @@ class SkipReview:
             )
 
 
+@functools.cache
+def host_engine() -> ctypes.CDLL | None:
+    """The host engine, with its detector on; loaded if it was not yet. None: there is none."""
+    given = os.environ.get("PYNCCL_HOST_LIBRARY")
+    spec = None if given else importlib.util.find_spec("pynccl")
+    if spec is not None and spec.origin is not None:
+        given = str(Path(spec.origin).parent / "_native" / "libpynccl_host.so")
+    if given is None or not Path(given).exists():
+        return None
+    engine = ctypes.CDLL(given)
+    engine.pn_host_misuse_take.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    engine.pn_host_set(b"misuse", b"report")
+    return engine
+
+
+def misuse() -> str:
+    """What this process's detector has reported since the last call."""
+    text = ctypes.create_string_buffer(8192)
+    if (engine := host_engine()) is not None:
+        engine.pn_host_misuse_take(text, len(text))
+    return text.value.decode()
+
+
+@pytest.fixture(autouse=True)
+def no_misuse(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fail a test that uses the host engine as NCCL must not be used."""
+    meant = request.node.get_closest_marker("misuse") is not None
+    if meant:
+        monkeypatch.setenv(MISUSE, "report")
+    misuse()
+    yield
+    told = misuse()
+    if told and not meant:
+        pytest.fail(f"the host engine was misused:\n{told}", pytrace=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run at full length what is shortened by default: millions of operations",
+    )
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether the full length is asked for."""
+    return bool(request.config.getoption("--long"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ[MISUSE] = "abort"
     config.pluginmanager.register(SkipReview(), "pynccl-skip-review")
+    # xdist hands out single tests, and each of tests/host's files as one. In the order of the
+    # collection: see below.
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"
+        config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    grouped = config.pluginmanager.hasplugin("xdist")
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(DEADLINE_S))
+        if grouped and item.nodeid.startswith(LAST):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     # The host engine's own tests reset devices, as a program that owns them may; pynccl, which
     # shares the engine in this process, has then lost what it keeps on them. So they come last.
-    items.sort(key=lambda item: item.nodeid.startswith("tests/host/"))
+    items.sort(key=lambda item: item.nodeid.startswith(LAST))
 
 
 def pytest_report_header() -> str:

@@ -77,8 +77,9 @@ static bool raise_flags(job_t *job, bool *raised, ncclResult_t *result) {
         out = out && comm->inside == 0 && !comm->lane_busy;
         pthread_mutex_unlock(&comm->device->lock);
         pthread_mutex_lock(&comm->handle_lock);
-        if (comm->handle && !raised[i]) {
-            ncclResult_t one = comm->device->engine->nccl.ncclCommAbort(comm->handle);
+        ncclComm_t handle = pn_handle(comm);
+        if (handle && !raised[i]) {
+            ncclResult_t one = comm->device->engine->nccl.ncclCommAbort(handle);
             *result = one != ncclSuccess ? one : *result;
             raised[i] = true;
         }

@@ -256,7 +256,7 @@ struct pn_comm {
     int scratch_slot;
     pn_clique_t *clique;
     /* under device->lock */
-    pn_state_t state;
+    _Atomic pn_state_t state; /* read without it too: what it says happened before, such as `failure` */
     int references;    /* the Python handle, the lane, a running abort, a group; at 0 the waiter frees it */
     int inside;        /* threads of ours inside a native call on it */
     uint64_t seq;      /* operations called */
@@ -277,6 +277,11 @@ struct pn_comm {
     uint64_t contacted[PN_COLLECTIVES][PN_OPS][ncclNumTypes]; /* bit = log2 of the size */
     uint8_t *met;                                             /* per peer: 1 sent to, 2 received from */
 };
+
+/* The handle, also while another thread's init is about to publish it. */
+static inline ncclComm_t pn_handle(pn_comm_t *comm) {
+    return __atomic_load_n(&comm->handle, __ATOMIC_ACQUIRE);
+}
 
 pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size);
 void pn_comm_set_size(pn_comm_t *comm, int rank, int size);

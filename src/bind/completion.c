@@ -152,13 +152,14 @@ static void poll_error(pn_comm_t *comm) {
     char detail[PN_DETAIL_BYTES] = "";
     if (pthread_mutex_trylock(&comm->handle_lock) != 0)
         return;
-    if (comm->handle) {
+    ncclComm_t handle = pn_handle(comm);
+    if (handle) {
         const pn_nccl_t *nccl = &comm->device->engine->nccl;
-        if (nccl->ncclCommGetAsyncError(comm->handle, &state) != ncclSuccess)
+        if (nccl->ncclCommGetAsyncError(handle, &state) != ncclSuccess)
             state = ncclInternalError;
         /* One buffer for the whole process: copied at once, and it may still be another's text. */
         if (state != ncclSuccess && state != ncclInProgress)
-            snprintf(detail, sizeof detail, "%s", nccl->ncclGetLastError(comm->handle));
+            snprintf(detail, sizeof detail, "%s", nccl->ncclGetLastError(handle));
     }
     pthread_mutex_unlock(&comm->handle_lock);
     if (state != ncclSuccess && state != ncclInProgress)

@@ -45,7 +45,7 @@ static bool parse_number(const char *text, uint64_t scale, uint64_t most, uint64
     return true;
 }
 
-static bool set_number(uint32_t *field, const char *text, uint64_t scale, bool *given) {
+static bool set_number(_Atomic uint32_t *field, const char *text, uint64_t scale, bool *given) {
     if (*text == '\0') { /* back to what the temper says */
         *given = false;
         follow_temper();
@@ -60,7 +60,7 @@ static bool set_number(uint32_t *field, const char *text, uint64_t scale, bool *
 }
 
 /* As NCCL and CUDA read a switch: a number, on unless it is 0. */
-static bool set_switch(bool *field, const char *text) {
+static bool set_switch(_Atomic bool *field, const char *text) {
     uint64_t value;
     if (!parse_number(text, 1, UINT32_MAX, &value))
         return false;
@@ -68,16 +68,16 @@ static bool set_switch(bool *field, const char *text) {
     return true;
 }
 
-static bool set_word(const char *text, const char *off, const char *on, bool *field) {
+static bool parse_word(const char *text, const char *off, const char *on, bool *value) {
     if (strcmp(text, on) != 0 && strcmp(text, off) != 0)
         return false;
-    *field = strcmp(text, on) == 0;
+    *value = strcmp(text, on) == 0;
     return true;
 }
 
 static bool set_mode(const char *text) {
     bool faithful;
-    if (!set_word(text, "strict", "faithful", &faithful))
+    if (!parse_word(text, "strict", "faithful", &faithful))
         return false;
     settings.mode = faithful ? HOST_FAITHFUL : HOST_STRICT;
     return true;
@@ -85,11 +85,21 @@ static bool set_mode(const char *text) {
 
 static bool set_temper(const char *text) {
     bool gpu;
-    if (!set_word(text, "quick", "gpulike", &gpu))
+    if (!parse_word(text, "quick", "gpulike", &gpu))
         return false;
     settings.temper = gpu ? HOST_GPULIKE : HOST_QUICK;
     follow_temper();
     return true;
+}
+
+static bool set_misuse(const char *text) {
+    static const char *const words[] = {"ignore", "report", "abort"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, words[i]) == 0) {
+            settings.misuse = (host_misuse_t)i;
+            return true;
+        }
+    return false;
 }
 
 static bool set_devices(const char *text) {
@@ -119,7 +129,11 @@ static bool set_quirks(const char *text) {
 }
 
 static bool set_seed(const char *text) {
-    return parse_number(text, 1, UINT64_MAX, &settings.seed);
+    uint64_t value;
+    if (!parse_number(text, 1, UINT64_MAX, &value))
+        return false;
+    settings.seed = value;
+    return true;
 }
 static bool set_multi_rank(const char *text) {
     return set_switch(&settings.multi_rank, text);
@@ -146,7 +160,11 @@ static bool set_faults(const char *text) {
     return host_fault_parse(text, settings.seed); /* a rule's chances come from the seed as it is now */
 }
 static bool set_pointers(const char *text) {
-    return set_word(text, "any", "own", &settings.refuse_foreign);
+    bool own;
+    if (!parse_word(text, "any", "own", &own))
+        return false;
+    settings.refuse_foreign = own;
+    return true;
 }
 
 static const struct {
@@ -156,6 +174,7 @@ static const struct {
     /* "seed" stands before "faults": the environment is read in this order */
     {"mode", "PYNCCL_HOST_MODE", set_mode},
     {"temper", "PYNCCL_HOST_TEMPER", set_temper},
+    {"misuse", "PYNCCL_HOST_MISUSE", set_misuse},
     {"devices", "PYNCCL_HOST_DEVICES", set_devices},
     {"quirks", "PYNCCL_HOST_QUIRKS", set_quirks},
     {"pointers", "PYNCCL_HOST_POINTERS", set_pointers},

@@ -6,8 +6,7 @@
  *   nccl_*.c      communicators, groups, collectives, point to point, shared segments
  *   driver_*.c    devices, contexts, streams, events, memory, host functions
  *   reduce.c      NCCL's arithmetic, no state
- *   config.c journal.c fault.c bell.c share.c
- *                 settings, call journal, injected faults, waiting, memory for other processes
+ *   config.c journal.c fault.c misuse.c bell.c   settings, call journal, injected faults, misuse, waiting
  *
  * Rules
  *   1. Internal code calls internal names (host_*), never exported ones: another libcuda may be in the
@@ -35,23 +34,26 @@
 
 typedef enum { HOST_STRICT, HOST_FAITHFUL } host_mode_t;
 typedef enum { HOST_QUICK, HOST_GPULIKE } host_temper_t;
+typedef enum { HOST_MISUSE_IGNORE, HOST_MISUSE_REPORT, HOST_MISUSE_ABORT } host_misuse_t;
 
+/* Atomic, since tests change them while workers run. */
 typedef struct {
-    host_mode_t mode;         /* PYNCCL_HOST_MODE: strict (a mismatch is an error) or faithful (it hangs) */
-    host_temper_t temper;     /* PYNCCL_HOST_TEMPER: quick or gpulike */
-    int devices;              /* PYNCCL_HOST_DEVICES, default 8 */
-    bool multi_rank;          /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
-    bool runtime_connect;     /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
-    bool windows;             /* NCCL_WIN_ENABLE, default true: registering a window gives one */
-    bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
-    bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
-    bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: a device without stream memory waits */
-    bool refuse_foreign;      /* PYNCCL_HOST_POINTERS=own: memory that the engine did not give is refused */
-    uint32_t launch_cost_ns;  /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
-    uint32_t launch_depth;    /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
+    _Atomic host_mode_t mode; /* PYNCCL_HOST_MODE: strict (a mismatch is an error) or faithful (it hangs) */
+    _Atomic host_temper_t temper;     /* PYNCCL_HOST_TEMPER: quick or gpulike */
+    _Atomic host_misuse_t misuse;     /* PYNCCL_HOST_MISUSE: ignore, report, or abort the process */
+    _Atomic int devices;              /* PYNCCL_HOST_DEVICES, default 8 */
+    _Atomic bool multi_rank;          /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
+    _Atomic bool runtime_connect;     /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
+    _Atomic bool windows;             /* NCCL_WIN_ENABLE, default true: registering a window gives one */
+    _Atomic bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
+    _Atomic bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
+    _Atomic bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: streams cannot wait for words */
+    _Atomic bool refuse_foreign;      /* PYNCCL_HOST_POINTERS=own: memory of others is refused */
+    _Atomic uint32_t launch_cost_ns;  /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
+    _Atomic uint32_t launch_depth;    /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
     /* gpulike: the most that a kernel waits, at random, before it reads; PYNCCL_HOST_READ_DELAY_US, 200 */
-    uint32_t read_delay_ns;
-    uint64_t seed; /* PYNCCL_HOST_SEED, for every random choice */
+    _Atomic uint32_t read_delay_ns;
+    _Atomic uint64_t seed; /* PYNCCL_HOST_SEED, for every random choice */
 } host_config_t;
 
 /* The settings; the environment is read once, at the first call of any exported function. */
@@ -255,6 +257,21 @@ void host_fault_stall(int64_t ns);
 void host_last_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *host_last_error_text(void); /* the calling thread's copy, good until it asks again */
 
+/* ---- misuse (misuse.c) ------------------------------------------------------------------------------ */
+
+static inline bool host_misuse_watched(void) {
+    return host_config()->misuse != HOST_MISUSE_IGNORE;
+}
+/* Report one, in words. */
+void host_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* nccl_misuse.c, called where host_misuse_watched(). A claim says that this thread is inside the
+ * communicator; true: to be given up with unclaim. */
+bool host_misuse_claim(ncclComm_t comm, const char *function);
+void host_misuse_unclaim(ncclComm_t comm);
+void host_misuse_device(ncclComm_t comm, const char *function);
+void host_misuse_group(void); /* a group is open: watch the thread's end */
+
 /* ---- control: what tests and `python -m pynccl host` use besides the two vendors' names -------------- */
 
 /* Set what the environment sets ("temper", "mode", "faults", "quirks", ...); 0, or -1 for an unknown key or
@@ -272,6 +289,9 @@ extern _Atomic int64_t host_live_streams, host_live_events, host_live_communicat
     host_live_threads, host_live_allocations, host_live_work_items, host_live_groups_open;
 /* work_items is what the streams' queues hold; host_live_work_items adds items that are in no queue yet. */
 PN_EXPORT void pn_host_live(host_live_t *live);
+
+/* How many misuses were reported since the last call; the first of them in words, one a line. */
+PN_EXPORT int64_t pn_host_misuse_take(char *text, size_t bytes);
 
 /* A thread of its own holds the driver's lock for so long, as a driver busy elsewhere does. Returns once the
  * lock is held. */

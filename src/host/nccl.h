@@ -13,6 +13,7 @@
  *   nccl_window.c nccl_rma.c   windows, and one-sided operations on them (nccl_window.h)
  *   nccl_fault.c       injected faults, as a call feels them
  *   nccl_report.c      a mismatch between ranks, in words
+ *   nccl_misuse.c      what the misuse detector looks for
  *   nccl_init.c nccl_split.c nccl_end.c   communicators are born, divided, and go
  *   nccl_comm.c        handles, state, queries
  *   nccl_config.c nccl_operator.c         ncclConfig_t; user-defined operators
@@ -272,6 +273,7 @@ struct ncclComm {
     _Atomic uint32_t stop;    /* raised by abort */
     _Atomic uint32_t running; /* steps that may touch shared memory or a user's buffer */
     _Atomic uint32_t callers; /* threads inside a call that waits */
+    _Atomic int32_t inside;   /* the misuse detector's: the thread that is inside a call */
     host_bell_t quiet;        /* rung when one of these two may have become 0, and by abort */
     struct ncclComm *parent;  /* while it is being split off: the parent's abort ends it too */
     bool finalize_called, finalized;
@@ -378,6 +380,7 @@ typedef struct host_plan {
     host_rma_t *rma;   /* by context, and in the order of the calls there */
     CUstream *streams; /* distinct, in the order in which they were first seen */
     int stream_count;
+    bool claimed;
 } host_plan_t;
 
 int host_group_depth(void);
@@ -468,6 +471,7 @@ bool host_intent_passes_by(ncclComm_t comm, host_intent_kind_t kind, uint64_t se
 
 typedef struct {
     host_call_t record;
+    ncclComm_t claimed; /* for the misuse detector */
 } host_entry_t;
 
 /* Anything but success is the result of the call. */

@@ -87,6 +87,8 @@ static ncclResult_t perform_checked(const char *function, ncclComm_t comm, host_
     ncclResult_t result = host_comm_pin(comm, function);
     if (result != ncclSuccess)
         return result;
+    if (host_misuse_watched())
+        host_misuse_device(comm, function);
     result = check(function, comm, task);
     task->selection = NULL; /* it is the caller's, for the time of the call */
     if (result == ncclSuccess)

@@ -92,6 +92,8 @@ ncclResult_t host_comm_check(ncclComm_t comm, const char *function) {
     if (comm == NULL)
         return host_fail(ncclInvalidArgument, "%s: the communicator is NULL", function);
     uint64_t magic = atomic_load_explicit(&comm->magic, memory_order_seq_cst);
+    if (magic == HOST_COMM_DEAD && host_misuse_watched())
+        host_misuse("%s: the communicator %p was destroyed or aborted before", function, (void *)comm);
     if (magic == HOST_COMM_DEAD)
         return host_fail(ncclInvalidArgument, "%s: the communicator was destroyed or aborted before",
                          function);

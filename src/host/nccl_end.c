@@ -183,8 +183,11 @@ static ncclResult_t run_abort(host_job_t *job) {
 
 static ncclResult_t queue_reclaim(ncclComm_t comm, const char *function,
                                   ncclResult_t (*run)(host_job_t *job)) {
-    if (atomic_exchange(&comm->reclaim_queued, true))
+    if (atomic_exchange(&comm->reclaim_queued, true)) {
+        if (host_misuse_watched())
+            host_misuse("%s: the communicator %p is on its way out already", function, (void *)comm);
         return host_fail(ncclInvalidArgument, "%s: the communicator is on its way out already", function);
+    }
     host_job_t job = {.run = run, .undo = undo_reclaim, .comm = comm, .function = function};
     ncclResult_t result = host_group_add_job(&job);
     if (result != ncclSuccess)

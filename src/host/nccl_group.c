@@ -19,8 +19,11 @@ int host_group_depth(void) {
 }
 
 void host_group_start(void) {
-    if (group.depth++ == 0)
+    if (group.depth++ == 0) {
         atomic_fetch_add_explicit(&host_live_groups_open, 1, memory_order_relaxed);
+        if (host_misuse_watched())
+            host_misuse_group();
+    }
 }
 
 ncclResult_t host_group_poison(ncclResult_t result) {
@@ -218,6 +221,16 @@ static ncclResult_t run_jobs(host_job_t *jobs) {
     return run_crew(jobs);
 }
 
+/* For the misuse detector: the thread is inside every communicator that has something to do. */
+static void claim_plans(host_plan_t *plan, bool take) {
+    for (; plan != NULL; plan = plan->next) {
+        if (take)
+            plan->claimed = host_misuse_claim(plan->comm, "ncclGroupEnd");
+        else if (plan->claimed)
+            host_misuse_unclaim(plan->comm);
+    }
+}
+
 /* ---- the end ------------------------------------------------------------------------------------- */
 
 /* What a simulated end reads and writes of the caller's struct: no more of it than its size says. */
@@ -256,6 +269,8 @@ static ncclResult_t end_group(ncclSimInfo_t *info) {
     ncclResult_t result = ended.error;
     if (result == ncclSuccess && info != NULL)
         result = check_simulation(info);
+    if (host_misuse_watched())
+        claim_plans(ended.plans, true);
     if (result == ncclSuccess && (ended.jobs != NULL || ended.plans != NULL)) {
         int device = -1; /* whatever the work does to the thread's device is undone */
         if (host_current_device(&device, false) != CUDA_SUCCESS)
@@ -269,6 +284,7 @@ static ncclResult_t end_group(ncclSimInfo_t *info) {
         if (now != device)
             host_set_current_device(device);
     }
+    claim_plans(ended.plans, false);
     free_jobs(ended.jobs, result);
     free_plans(ended.plans);
     return result;

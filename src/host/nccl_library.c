@@ -13,6 +13,7 @@
 ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclComm_t comm) {
     host_call_t *record = &entry->record;
     bool known = comm != NULL && atomic_load_explicit(&comm->magic, memory_order_relaxed) == HOST_COMM_MAGIC;
+    entry->claimed = known && host_misuse_watched() && host_misuse_claim(comm, function) ? comm : NULL;
     record->function[0] = '\0';
     record->rank = known ? comm->rank : -1;
     if (host_journal_on()) {
@@ -29,6 +30,8 @@ ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclCom
 
 ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result) {
     host_call_t *record = &entry->record;
+    if (entry->claimed != NULL)
+        host_misuse_unclaim(entry->claimed);
     if (record->function[0] == '\0')
         return result;
     int device = -1;

@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl._communicator", "pynccl._group", "pynccl._stream"),
     ("pynccl._connect",),
     ("pynccl",),
+    ("pynccl._host",),
     ("pynccl.testing", "pynccl._tools"),
     ("pynccl.__main__",),
 )

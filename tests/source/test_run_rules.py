@@ -98,3 +98,28 @@ def test_settings_are_strict(tmp_path: Path, test: str, complaint: str) -> None:
     code, output = run_pytest(tmp_path, test, project=True)
     assert code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     assert complaint in output
+
+
+MISUSE = """
+import ctypes, importlib.util, pathlib, threading, time
+def test_a():
+    package = pathlib.Path(importlib.util.find_spec("pynccl").origin).parent
+    engine = ctypes.CDLL(str(package / "_native" / "libpynccl_host.so"))
+    thread = threading.Thread(target=engine.ncclGroupStart)
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+"""
+
+
+def test_misuse_of_the_host_engine_fails_the_test(tmp_path: Path) -> None:
+    code, output = run_pytest(tmp_path, MISUSE, project=True)
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert "the host engine was misused" in output
+    assert "ended inside a group" in output
+
+
+def test_misuse_on_purpose_does_not(tmp_path: Path) -> None:
+    marked = MISUSE.replace("def test_a", "@pytest.mark.misuse\ndef test_a")
+    code, output = run_pytest(tmp_path, marked, project=True)
+    assert code == pytest.ExitCode.OK, output
