@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from pynccl import _engines
 from pynccl._communicator import Communicator
-from pynccl.errors import DeadlineError
+from pynccl.errors import PeerLostError
 
 
 def connect(
@@ -47,8 +47,8 @@ def connect(
 
     Raises:
         ConfigError: a bad argument or environment. BootstrapError: the ranks do not fit
-        together, or one of them failed. DeadlineError: not all of them came in time;
-        ``missing`` names them.
+        together, or one of them failed. PeerLostError: one of them ended meanwhile;
+        ``ranks`` names it. DeadlineError: not all of them came in time; ``missing`` names them.
     """
     return Connecting(address, rank, size, device, config, timeout, secret, ssl)
 
@@ -144,7 +144,7 @@ class Connecting:
 
         def on_lost(ranks: tuple[int, ...], reason: str) -> None:
             if not lost.done():
-                lost.set_result(None)
+                lost.set_result((ranks, reason))
 
         session.on_lost(on_lost)
         try:
@@ -154,7 +154,7 @@ class Connecting:
                 await session.report(ok=True, timeout=left if left > 0 else math.inf)
                 return comm
             # Somebody failed or vanished: the init would wait for it until the deadline.
-            return await _give_up(session)
+            return await _give_up(session, *lost.result())
         except BaseException as error:
             if making.done() and not making.cancelled() and making.exception() is None:
                 await making.result().abort()
@@ -167,10 +167,12 @@ class Connecting:
             lost.cancel()
 
 
-async def _give_up(session: Any) -> NoReturn:
-    """Let the others know that a rank was lost, and raise that."""
-    await session.report(ok=False, message="another rank was lost before the end of init")
-    raise DeadlineError("connect: a rank was lost while the communicator was initialised")
+async def _give_up(session: Any, ranks: tuple[int, ...], reason: str) -> NoReturn:
+    """Let the others know that ranks were lost, and raise that."""
+    await session.report(ok=False, message=f"lost {reason} before the end of init")
+    raise PeerLostError(
+        f"connect: lost {reason} before the communicator was initialised", ranks=ranks
+    )
 
 
 async def _tell(session: Any, error: BaseException) -> None:
