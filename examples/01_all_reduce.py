@@ -34,11 +34,12 @@ def array_for(comm: pynccl.Communicator) -> Any:
 
 async def rank_main(comm: pynccl.Communicator) -> None:
     """What each rank does."""
-    x = array_for(comm)
-    await comm.all_reduce(x)  # in place; done when the await returns
-    expected = sum(range(1, comm.size + 1))
-    assert all(float(value) == expected for value in x), (x, expected)
-    print(f"rank {comm.rank} of {comm.size}: {x.tolist()}, the right sum", flush=True)
+    async with comm:  # closed together with the others, or aborted if something goes wrong
+        x = array_for(comm)
+        await comm.all_reduce(x)  # in place; done when the await returns
+        expected = sum(range(1, comm.size + 1))
+        assert all(float(value) == expected for value in x), (x, expected)
+        print(f"rank {comm.rank} of {comm.size}: {x.tolist()}, the right sum", flush=True)
 
 
 async def main() -> None:
@@ -47,13 +48,11 @@ async def main() -> None:
     parser.add_argument("--device", help='such as "cuda:0" or "cpu"')
     device = parser.parse_args().device
     if any(name in os.environ for name in LAUNCHERS):
-        async with pynccl.connect(device=device) as comm:
-            await rank_main(comm)
+        await rank_main(await pynccl.connect(device=device))
         return
     kind, _, number = (device or "cpu").partition(":")
     comms = await pynccl.create_all([f"{kind}:{int(number or 0) + i}" for i in range(4)])
     await asyncio.gather(*(rank_main(comm) for comm in comms))
-    await asyncio.gather(*(comm.close() for comm in comms))
 
 
 if __name__ == "__main__":

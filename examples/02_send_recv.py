@@ -13,19 +13,20 @@ import pynccl
 
 async def rank_main(comm: pynccl.Communicator) -> None:
     """What each rank does."""
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    token = np.array([comm.rank], np.int64)
-    seen = [comm.rank]
-    for _ in range(comm.size - 1):
-        arrived = np.empty_like(token)
-        # Both in one group: alone, each rank's send would wait for a receive that comes later.
-        async with pynccl.group():
-            comm.send(token, right)
-            comm.recv(arrived, left)
-        token = arrived
-        seen.append(int(token[0]))
-    assert sorted(seen) == list(range(comm.size)), seen
-    print(f"rank {comm.rank} of {comm.size} has seen {seen}", flush=True)
+    async with comm:  # closed together with the others, or aborted if something goes wrong
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        token = np.array([comm.rank], np.int64)
+        seen = [comm.rank]
+        for _ in range(comm.size - 1):
+            arrived = np.empty_like(token)
+            # Both in one group: alone, each rank's send would wait for a later receive.
+            async with pynccl.group():
+                comm.send(token, right)
+                comm.recv(arrived, left)
+            token = arrived
+            seen.append(int(token[0]))
+        assert sorted(seen) == list(range(comm.size)), seen
+        print(f"rank {comm.rank} of {comm.size} has seen {seen}", flush=True)
 
 
 async def main() -> None:
@@ -38,7 +39,6 @@ async def main() -> None:
     arguments = parser.parse_args()
     comms = await pynccl.create_all([f"{arguments.device}:{i}" for i in range(arguments.ranks)])
     await asyncio.gather(*(rank_main(comm) for comm in comms))
-    await asyncio.gather(*(comm.close() for comm in comms))
 
 
 if __name__ == "__main__":

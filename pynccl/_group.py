@@ -86,7 +86,17 @@ async def wait(*works: Any) -> list[Any]:
     """Await several Works: their results in order.
 
     All of them are waited for, also when one fails; then the first failure is raised.
+
+    Raises:
+        UsageError: an argument cannot be awaited, such as a list; nothing is waited for.
     """
+    for work in works:
+        if not hasattr(work, "__await__"):
+            hint = ": wait(*works)" if isinstance(work, list | tuple) else ""
+            raise UsageError(
+                f"wait() takes Works, each as an argument of its own{hint}; "
+                f"not a {type(work).__name__}"
+            )
     results: list[Any] = []
     failure: BaseException | None = None
     for work in works:

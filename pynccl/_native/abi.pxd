@@ -123,6 +123,9 @@ cdef extern from "bind/bind.h" nogil:
         CUresult (*cuStreamWaitEvent)(
             CUstream stream, CUevent event, unsigned int flags
         ) noexcept nogil
+        CUresult (*cuCtxSetCurrent)(CUcontext ctx) noexcept nogil
+        CUresult (*cuCtxGetDevice)(CUdevice *device) noexcept nogil
+        CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext *ctx) noexcept nogil
         CUresult (*cuStreamIsCapturing)(
             CUstream stream, CUstreamCaptureStatus *status
         ) noexcept nogil

@@ -7,6 +7,8 @@ from libc.stdlib cimport free, malloc
 from pynccl._native.abi cimport (
     CU_STREAM_CAPTURE_STATUS_NONE,
     CUDA_SUCCESS,
+    CUcontext,
+    CUdevice,
     PN_NO_DEADLINE,
     CUresult,
     CUstream,
@@ -230,8 +232,10 @@ cdef class Issuer(CommHandle):
         return 0
 
     cdef size_t stream_of(self, object stream, object array) except? 0:
-        """The handle of the caller's stream, which must not be capturing."""
+        """The handle of the caller's stream: on this device, and not capturing."""
         cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+        cdef CUcontext context = self.c.device.context
+        cdef CUdevice other = 0
         cdef pn_enter_t saved
         cdef CUresult rc
         cdef size_t handle = 0
@@ -253,9 +257,22 @@ cdef class Issuer(CommHandle):
             rc = pn_enter(self.c.device, &saved)
             if rc == CUDA_SUCCESS:
                 rc = self.engine.c.cuda.cuStreamIsCapturing(<CUstream>handle, &status)
+                if rc == CUDA_SUCCESS:
+                    rc = self.engine.c.cuda.cuStreamGetCtx(<CUstream>handle, &context)
+                if rc == CUDA_SUCCESS and context != self.c.device.context:
+                    rc = self.engine.c.cuda.cuCtxSetCurrent(context)
+                    if rc == CUDA_SUCCESS:
+                        rc = self.engine.c.cuda.cuCtxGetDevice(&other)
+                    self.engine.c.cuda.cuCtxSetCurrent(self.c.device.context)
                 pn_leave(self.c.device, &saved)
         if rc != CUDA_SUCCESS:
-            raise cuda_exception(self.engine, rc, "cuStreamIsCapturing", "stream")
+            raise cuda_exception(self.engine, rc, "cuStreamGetCtx", "stream")
+        if context != self.c.device.context:
+            kind = "cuda" if self.engine.is_cuda else "cpu"
+            raise UsageError(
+                f"the stream is on {kind}:{other}, this communicator is on "
+                f"{kind}:{self.device_ordinal}"
+            )
         if status != CU_STREAM_CAPTURE_STATUS_NONE:
             raise UsageError(
                 "the stream is being captured into a graph, which is not supported yet"

@@ -6,7 +6,7 @@ from typing_extensions import Self
 from pynccl._native.ops import Operations
 from pynccl._native.work import Work
 
-CONFIG_FIELDS: dict[str, str]
+CONFIG_FIELDS: dict[str, int]
 
 class Control:
     def __new__(cls, config: Mapping[str, Any] | None = None) -> Self: ...

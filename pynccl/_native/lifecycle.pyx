@@ -31,17 +31,25 @@ from operator import index
 from pynccl._native.completion import start_reaper
 from pynccl.errors import ConfigError, UsageError
 
-# Public names of the configuration's integers, and NCCL's.
+cdef ncclConfig_t layout
+
+
+cdef size_t offset(const int *member) noexcept:
+    """Where a member of `layout` lies in an ncclConfig_t."""
+    return <const char *>member - <const char *>&layout
+
+
+# Public names of the configuration's integers, and where they lie.
 CONFIG_FIELDS = {
-    "cga_cluster_size": "cgaClusterSize",
-    "min_ctas": "minCTAs",
-    "max_ctas": "maxCTAs",
-    "split_share": "splitShare",
-    "traffic_class": "trafficClass",
-    "collnet_enable": "collnetEnable",
-    "cta_policy": "CTAPolicy",
-    "nvls_ctas": "nvlsCTAs",
-    "graph_usage_mode": "graphUsageMode",
+    "cga_cluster_size": offset(&layout.cgaClusterSize),
+    "min_ctas": offset(&layout.minCTAs),
+    "max_ctas": offset(&layout.maxCTAs),
+    "split_share": offset(&layout.splitShare),
+    "traffic_class": offset(&layout.trafficClass),
+    "collnet_enable": offset(&layout.collnetEnable),
+    "cta_policy": offset(&layout.CTAPolicy),
+    "nvls_ctas": offset(&layout.nvlsCTAs),
+    "graph_usage_mode": offset(&layout.graphUsageMode),
 }
 
 
@@ -105,24 +113,7 @@ cdef class Control:
                 known = ", ".join(sorted([*CONFIG_FIELDS, "net_name", "comm_name"]))
                 raise ConfigError(f"config has no setting {name!r}; it has {known}")
             number = whole(value, f"config setting {name}")
-            if name == "cga_cluster_size":
-                made.cgaClusterSize = number
-            elif name == "min_ctas":
-                made.minCTAs = number
-            elif name == "max_ctas":
-                made.maxCTAs = number
-            elif name == "split_share":
-                made.splitShare = number
-            elif name == "traffic_class":
-                made.trafficClass = number
-            elif name == "collnet_enable":
-                made.collnetEnable = number
-            elif name == "cta_policy":
-                made.CTAPolicy = number
-            elif name == "nvls_ctas":
-                made.nvlsCTAs = number
-            else:
-                made.graphUsageMode = number
+            (<int *>(<char *>made + <size_t>CONFIG_FIELDS[name]))[0] = number
 
 
 def check_config(config):

@@ -253,6 +253,8 @@ cdef class EventHandle(DeviceObject):
         cdef pn_enter_t saved
         cdef CUresult result
         self.usable()
+        if isinstance(stream, StreamHandle) and (<StreamHandle>stream).device != self.device:
+            raise UsageError(f"{stream!r} is on another device than {self!r}")
         with nogil:
             result = pn_enter(self.device, &saved)
             if result == CUDA_SUCCESS:

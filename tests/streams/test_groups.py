@@ -288,3 +288,14 @@ async def test_a_group_serves_once(temper: str) -> None:
         assert len(await group) == 1
         with pytest.raises(UsageError, match="once"), group:
             pass
+
+
+@pytest.mark.parametrize("bad", [[1], (2,), 3, None], ids=repr)
+async def test_wait_takes_works_and_says_so(bad: object) -> None:
+    async with clique(1) as comms:
+        work = comms[0].all_reduce(np.ones(4))
+        with pytest.raises(UsageError, match=f"takes Works.*not a {type(bad).__name__}"):
+            await pynccl.wait(work, bad)
+        with pytest.raises(UsageError, match=r"wait\(\*works\); not a list"):
+            await pynccl.wait([work])
+        assert await pynccl.wait(work) == [await work]

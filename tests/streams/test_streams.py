@@ -51,6 +51,7 @@ async def test_a_stream_is_idle_until_something_is_on_it(temper: str, loop: str)
             await pynccl.wait(*works)
 
 
+@pytest.mark.timing
 async def test_awaiting_waits_for_what_is_on_it_now(temper: str) -> None:
     async with busy(0.1) as (stream, more):
         begun = time.perf_counter()
@@ -125,6 +126,7 @@ async def test_times(temper: str) -> None:
         last.elapsed(Event("cpu:0"))
 
 
+@pytest.mark.timing
 async def test_timed_operations(temper: str) -> None:
     """On the device, not from the call: what it waited for behind others does not count."""
     async with clique(2) as comms:
@@ -145,9 +147,23 @@ async def test_timed_operations(temper: str) -> None:
             _ = first[0].duration
 
 
+async def test_a_stream_of_another_device_is_refused_by_name(temper: str) -> None:
+    stream = Stream("cpu:1")
+    async with clique(1) as comms:
+        for spelled in (stream, Stream.of(stream.handle, "cpu:1")):
+            with pytest.raises(UsageError, match="is on cpu:1, this communicator is on cpu:0"):
+                comms[0].all_reduce(np.ones(4), stream=spelled)
+        with pytest.raises(
+            UsageError, match=r"Stream.*device 1.*another device than.*device 0"
+        ):
+            Event("cpu:0").record(stream)
+        await comms[0].all_reduce(np.ones(4), stream=Stream("cpu:0"))
+
+
 # ---- order without a host wait ---------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("ranks", [1, 2], ids=["inline", "lanes"])
 @pytest.mark.parametrize("spelled", ["order", "wait"])
 async def test_a_stream_waits_for_a_work(temper: str, ranks: int, spelled: str) -> None:
@@ -203,6 +219,7 @@ async def test_order_of_a_failed_work_holds_nobody(temper: str) -> None:
         assert await asyncio.to_thread(ran.wait, 5)
 
 
+@pytest.mark.timing
 async def test_a_deadline_ends_one_wait_alone(temper: str, loop: str) -> None:
     """A wait for a stream has no communicator that could fail with it."""
     async with busy(0.2) as (stream, more):
