@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import toolchain
-from declarations import Header, Symbol
+from declarations import Header
+from support.symbols import Symbol
 
 # Names of ours that the vendor spells otherwise.
 VENDOR_SPELLING = {

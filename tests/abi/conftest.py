@@ -9,7 +9,7 @@ import comparison
 import engines
 import pytest
 import toolchain
-from declarations import ABI
+from support.symbols import ABI
 
 # Every function of symbols.h, each of which does nothing.
 HOLLOW = """

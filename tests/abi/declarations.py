@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-ABI = ROOT / "src" / "abi"
+from support.symbols import ABI, without_comments
+
+ROOT = ABI.parents[1]
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,6 @@ class Member:
     type: str
 
 
-@dataclass(frozen=True)
-class Symbol:
-    """One line of symbols.h or rest.h. `since` is 23200 for NCCL 2.32, 12000 for CUDA 12.0."""
-
-    name: str
-    library: str
-    required: bool
-    since: int
-    result: str
-    parameters: tuple[str, ...]
-
-
 @dataclass
 class Header:
     """What one header declares, in the order of its text."""
@@ -44,10 +32,6 @@ class Header:
     constants: list[str] = field(default_factory=list)
     structs: dict[str, list[Member]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-
-
-def without_comments(text: str) -> str:
-    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S)
 
 
 def read_header(text: str) -> Header:
@@ -108,44 +92,8 @@ def read_members(body: str) -> list[Member]:
     return members
 
 
-def read_symbols(text: str) -> list[Symbol]:
-    """The lines of a list of functions. ValueError where what looks like one is not read."""
-    text = without_comments(text)
-    symbols = [
-        Symbol(
-            name,
-            library.lower(),
-            need == "REQUIRED",
-            int(major) * 10000 + int(minor) * 100 + int(patch or 0)
-            if library == "NCCL"
-            else int(major) * 1000 + int(minor) * 10,
-            result.strip(),
-            () if parameters == "void" else tuple(parameters.split(", ")),
-        )
-        for need, library, major, minor, patch, result, name, parameters in re.findall(
-            r"X\((REQUIRED|OPTIONAL), (NCCL|CUDA)_SINCE\((\d+), (\d+)(?:, (\d+))?\), "
-            r"([\w *]+), (\w+), \(([^()]*)\)\)",
-            text,
-        )
-    ]
-    lines = len(re.findall(r"^\s*X\(", text, flags=re.M))
-    if lines != len(symbols):
-        raise ValueError(f"the list has {lines} lines, of which {len(symbols)} could be read")
-    return symbols
-
-
 def our_header(name: str) -> Header:
     return read_header((ABI / name).read_text("utf-8"))
-
-
-def our_symbols() -> list[Symbol]:
-    """The functions that pynccl calls."""
-    return read_symbols((ABI / "symbols.h").read_text("utf-8"))
-
-
-def other_symbols() -> list[Symbol]:
-    """The functions that the host engine has for other programs."""
-    return read_symbols((ABI / "rest.h").read_text("utf-8"))
 
 
 # Listed, and not in the host engine yet: whoever writes one takes it out here.

@@ -37,6 +37,7 @@ def run_probes(library: Path) -> dict[str, Result]:
             check=False,
             env={
                 **_clean_environment(),
+                "PYTHONPATH": os.pathsep.join(sys.path),
                 "CUDA_VISIBLE_DEVICES": "",
                 "NCCL_CONF_FILE": os.devnull,
             },

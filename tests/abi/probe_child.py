@@ -11,11 +11,10 @@ import ctypes
 import json
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
-from declarations import our_symbols
 from probes import PROBES, Call, Probe
+from support.symbols import our_symbols
 
 
 class UniqueId(ctypes.Structure):
@@ -118,5 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

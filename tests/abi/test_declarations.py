@@ -10,14 +10,8 @@ import comparison
 import pytest
 import toolchain
 from comparison import Side
-from declarations import (
-    ABI,
-    other_symbols,
-    our_header,
-    our_symbols,
-    read_header,
-    read_symbols,
-)
+from declarations import our_header, read_header
+from support.symbols import ABI, other_symbols, our_symbols, read_symbols
 
 LISTED = [*our_symbols(), *other_symbols()]
 

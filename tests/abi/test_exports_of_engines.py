@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 import engines
-from declarations import NOT_YET, other_symbols, our_symbols
+from declarations import NOT_YET
+from support.symbols import other_symbols, our_symbols
 
 REQUIRED = {symbol.name for symbol in our_symbols() if symbol.required}
 LISTED = {symbol.name for symbol in our_symbols()}

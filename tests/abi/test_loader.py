@@ -12,7 +12,8 @@ from pathlib import Path
 
 import engines
 import pytest
-from declarations import NOT_YET, ROOT, Symbol, our_symbols
+from declarations import NOT_YET, ROOT
+from support.symbols import Symbol, our_symbols
 
 OPTIONAL = [symbol for symbol in our_symbols() if not symbol.required]
 REQUIRED = [symbol for symbol in our_symbols() if symbol.required]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import engines
 import pytest
-from declarations import NOT_YET, our_symbols
+from declarations import NOT_YET
 from probes import ARGUMENT, KEYS, LAST_ERROR, PROBES, UNIQUE_IDS, VERSION, Call, Probe, call
+from support.symbols import our_symbols
 
 Results = dict[str, engines.Result]
 

@@ -95,6 +95,7 @@ async def test_no_deadline() -> None:
         assert xs[0].tolist() == [3.0] * 4
 
 
+@pytest.mark.timing
 async def test_a_deadline_counts_from_the_call_and_needs_no_loop() -> None:
     """It is kept natively: a loop that is busy, or none at all, does not put it off."""
     async with clique(2) as comms:
@@ -190,6 +191,7 @@ async def test_one_failed_init_fails_the_others_at_once() -> None:
 # ---- nobody waits on the loop ----------------------------------------------------------------
 
 
+@pytest.mark.timing
 async def test_the_loop_beats_on_while_everything_hangs() -> None:
     """No call, await or failure holds the loop: a 1 ms heartbeat sees no long gap."""
     gaps: list[float] = []

@@ -56,6 +56,7 @@ async def test_a_call_returns_at_once_and_an_await_when_it_is_done(
     assert min(returning) < 1e6, returning
 
 
+@pytest.mark.timing
 async def test_nothing_waits_for_a_peer(temper: str) -> None:
     """First contact blocks a native call until the peer comes, and no call of ours."""
     async with clique(2) as comms:

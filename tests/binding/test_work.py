@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cliques import all_reduced, arrays, clique, reduce_all
-from loops import run_on
+from support.loops import run_on
 
 import pynccl
 from pynccl import testing
@@ -269,6 +269,7 @@ async def closed(comms: list[pynccl.Communicator]) -> None:
     await asyncio.gather(*(comm.close() for comm in comms))
 
 
+@pytest.mark.timing
 def test_wait_without_a_loop(ranks: int) -> None:
     comms = made(ranks)
     xs = arrays(comms)

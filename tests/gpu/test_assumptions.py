@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from assumptions import abi, catalog
+from assumptions import catalog
 from assumptions.catalog import CATALOG, Assumption, Case
 from assumptions.notes import Check, Notes
 from assumptions.runner import Runner
@@ -304,9 +304,3 @@ def test_the_command_says_that_an_engine_is_not_there() -> None:
     assert done.returncode == 2
     assert "the nccl engine cannot be used: " in done.stderr
     assert "/no/such/" in done.stderr
-
-
-def test_no_function_is_overlooked() -> None:
-    lines = abi.SYMBOLS.read_text("ascii").splitlines()
-    listed = [line for line in lines if line.lstrip().startswith(("X(REQUIRED", "X(OPTIONAL"))]
-    assert len(abi.prototypes()) == len(listed)

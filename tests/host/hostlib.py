@@ -10,17 +10,25 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import re
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # also in processes of a test's
+
+from support.symbols import HostFunction as HostFunction
+from support.symbols import UniqueId as UniqueId
+from support.symbols import other_symbols, our_symbols, prototypes
+
+from pynccl import _host
+from pynccl._host import Call
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ABI = Path(__file__).resolve().parents[2] / "src" / "abi"
-LISTS = ("symbols.h", "rest.h")
 LIBRARY = "libpynccl_host.so"
+FUNCTIONS = prototypes([*our_symbols(), *other_symbols()])
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -38,54 +46,6 @@ DISABLE_TIMING = 2
 LEGACY = 1
 PER_THREAD = 2
 
-HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class UniqueId(ctypes.Structure):
-    """ncclUniqueId, which is passed by value."""
-
-    _fields_ = (("internal", ctypes.c_char * 128),)
-
-
-class Call(ctypes.Structure):
-    """host_call_t: one exported call as the journal has it."""
-
-    _fields_ = (
-        ("time_ns", ctypes.c_uint64),
-        ("thread", ctypes.c_uint64),
-        ("function", ctypes.c_char * 32),
-        ("device", ctypes.c_int32),
-        ("group_depth", ctypes.c_int32),
-        ("result", ctypes.c_int32),
-        ("datatype", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("root", ctypes.c_int32),
-        ("count", ctypes.c_uint64),
-        ("comm", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
-        ("object", ctypes.c_uint64),
-        ("rank", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-    )
-
-
-LIVE = (
-    "streams",
-    "events",
-    "communicators",
-    "segments",
-    "threads",
-    "allocations",
-    "work_items",
-    "groups_open",
-)
-
-
-class Live(ctypes.Structure):
-    """host_live_t: how many objects of each kind are alive."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in LIVE)
-
 
 class DriverError(RuntimeError):
     """A CUDA function did not answer CUDA_SUCCESS; ``code`` is its CUresult."""
@@ -93,58 +53,6 @@ class DriverError(RuntimeError):
     def __init__(self, function: str, code: int, name: str) -> None:
         super().__init__(f"{function}: {name} ({code})")
         self.code = code
-
-
-_BY_VALUE: dict[str, Any] = {
-    "int": ctypes.c_int,
-    "unsigned int": ctypes.c_uint,
-    "unsigned char": ctypes.c_ubyte,
-    "unsigned long long": ctypes.c_ulonglong,
-    "size_t": ctypes.c_size_t,
-    "cuuint32_t": ctypes.c_uint32,
-    "CUdevice": ctypes.c_int,
-    "CUdeviceptr": ctypes.c_ulonglong,
-    "CUhostFn": HostFunction,
-    "ncclUniqueId": UniqueId,
-}
-_HANDLES = (
-    "CUcontext",
-    "CUstream",
-    "CUevent",
-    "CUgraph",
-    "CUgraphExec",
-    "cudaStream_t",
-    "ncclComm_t",
-    "ncclWindow_t",
-    "ncclParamHandle_t",
-)
-_SYMBOL = re.compile(r"^\s*X\((?:REQUIRED|OPTIONAL), \w+\([\d, ]+\), (.+?), (\w+), \((.*)\)\)")
-
-
-def _ctype(declaration: str) -> Any:
-    """Find the ctypes type of one C parameter, or of a result; an enumeration is an int."""
-    if "*" in declaration:
-        return ctypes.c_void_p
-    words = declaration.replace("const ", "").split()
-    for name in (" ".join(words), " ".join(words[:-1])):  # a parameter ends in its name
-        if name in _BY_VALUE:
-            return _BY_VALUE[name]
-        if name in _HANDLES:
-            return ctypes.c_void_p
-    return ctypes.c_int
-
-
-def prototypes() -> dict[str, tuple[Any, list[Any]]]:
-    """Read the result and argument types of every function in symbols.h and rest.h."""
-    found = {}
-    text = "".join((ABI / name).read_text(encoding="ascii") for name in LISTS)
-    for line in text.splitlines():
-        if match := _SYMBOL.match(line):
-            result, name, parameters = match.groups()
-            takes = [_ctype(p) for p in parameters.split(", ") if p != "void"]
-            gives = ctypes.c_char_p if "char *" in result else _ctype(result)
-            found[name] = (gives, takes)
-    return found
 
 
 def library_path() -> Path:
@@ -164,20 +72,13 @@ class Engine:
 
     def __init__(self, path: Path | None = None, *, hold_gil: bool = False) -> None:
         kind = ctypes.PyDLL if hold_gil else ctypes.CDLL
-        self.library = kind(str(path or library_path()))
-        self._prototypes = prototypes()
-        self.library.pn_host_set.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
-        self.library.pn_host_journal_start.argtypes = (ctypes.c_size_t,)
-        self.library.pn_host_journal_read.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        self.library.pn_host_journal_read.restype = ctypes.c_size_t
-        self.library.pn_host_live.argtypes = (ctypes.c_void_p,)
-        self.library.pn_host_hold_driver_lock.argtypes = (ctypes.c_uint,)
+        self.library = _host.declare(kind(str(path or library_path())))
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._prototypes:
+        if name not in FUNCTIONS:
             raise AttributeError(name)
         function = getattr(self.library, name)
-        function.restype, function.argtypes = self._prototypes[name]
+        function.restype, function.argtypes = FUNCTIONS[name]
         setattr(self, name, function)
         return function
 
@@ -206,9 +107,11 @@ class Engine:
 
     def live(self) -> dict[str, int]:
         """Count the live objects of each kind."""
-        live = Live()
-        self.library.pn_host_live(ctypes.byref(live))
-        return {name: getattr(live, name) for name in LIVE}
+        return _host.live(self.library)
+
+    def misuse(self) -> list[str]:
+        """Take what the misuse detector has reported."""
+        return _host.misuse(self.library)
 
     @contextmanager
     def journal(self, capacity: int = 1 << 16) -> Iterator[list[Call]]:

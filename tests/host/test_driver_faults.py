@@ -201,11 +201,11 @@ def test_the_journal_has_every_call(engine, context, make):
 
 def test_the_journal_knows_the_name_of_every_function(engine, temper):
     """Each exported function writes its own name, also where it refuses its arguments."""
-    names = [name for name in hostlib.prototypes() if name.startswith("cu")]
+    names = [name for name in hostlib.FUNCTIONS if name.startswith("cu")]
     harmless = {kind: kind(0) for kind in (ctypes.c_int, ctypes.c_uint, ctypes.c_size_t)}
     with engine.journal() as calls:
         for name in names:
-            kinds = hostlib.prototypes()[name][1]
+            kinds = hostlib.FUNCTIONS[name][1]
             getattr(engine, name)(*[harmless.get(kind, kind(0)) for kind in kinds])
     assert [call.function for call in calls] == [name.encode()[:31] for name in names]
 

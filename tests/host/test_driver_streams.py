@@ -180,6 +180,7 @@ def test_the_context_waits_for_all_its_streams(engine, make):
     assert log.seen == [1] * 4
 
 
+@pytest.mark.timing
 def test_destroying_returns_at_once_and_the_work_is_done(engine, make):
     stream, event, log = engine.stream(), engine.event(), Log(engine)
     word = make.gate(stream)
@@ -230,6 +231,7 @@ def test_elapsed_time(engine, make):
     assert elapsed(start, untimed) == INVALID_HANDLE
 
 
+@pytest.mark.timing
 def test_a_host_store_frees_a_waiting_stream_soon(engine, make):
     """The worker looks often: every few dozen microseconds while it has not waited long."""
     stream, event, delays = make.stream(), make.event(), []

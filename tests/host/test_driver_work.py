@@ -20,7 +20,9 @@ from hostlib import ILLEGAL_ADDRESS, INVALID_CONTEXT, NOT_READY, SUCCESS
 from test_driver_streams import becomes
 
 HOST = Path(__file__).parents[2] / "src" / "host"
-SOURCES = [HOST / f"{name}.c" for name in ("bell", "config", "fault", "journal", "share")]
+SOURCES = [
+    HOST / f"{name}.c" for name in ("bell", "config", "fault", "journal", "misuse", "share")
+]
 BLOCKED, DONE = 0, 1
 KERNEL, COPY, HOST_FUNCTION, MARK = range(4)
 POLL_BYTES = 16 * 1024
@@ -138,6 +140,7 @@ def test_an_item_steps_until_it_is_done_and_is_released_once(engine, make, item)
     assert len(first.released) == len(second.released) == 1
 
 
+@pytest.mark.timing
 def test_a_ring_reaches_whoever_sleeps(engine, make, item):
     stream, one = make.stream(), item()
     one.submit(stream)

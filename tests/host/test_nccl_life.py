@@ -106,6 +106,7 @@ def test_nothing_is_left(engine, temper, body):
 
 def test_an_offer_ends_when_all_ranks_have_come(engine, temper):
     """The process that makes an id keeps one descriptor until all ranks have come."""
+    nccl_ranks.run_threads(engine, 2, some_work)  # lets go of what tests before have offered
     before = what_the_process_holds()
     nccl_ranks.run_processes(engine, 2, some_work)
     assert len(what_the_process_holds()["files"]) == len(before["files"]) + 1
@@ -315,6 +316,7 @@ def test_a_configuration_is_refused(engine, members):
 # ---- the end
 
 
+@pytest.mark.misuse
 def test_the_last_destroy_frees(engine, temper):
     """Of two communicators of a process, the first that is destroyed waits for nobody."""
     before = engine.live()
@@ -370,6 +372,7 @@ def test_one_thread_finalizes_two_ranks_in_a_group(engine, temper):
         nccl_ranks.must(engine, "ncclCommDestroy", out["comm"])
 
 
+@pytest.mark.misuse
 def test_an_abort_in_a_group_strikes_at_once_and_reclaims_at_the_end(engine, temper):
     engine.set("runtime_connect", "0")
     outs = init_all(engine, [(2, 0, 0), (2, 1, 1)])
@@ -453,7 +456,8 @@ def test_the_depth_leak_of_init_all(engine, temper, leak):
         if comm:
             engine.ncclCommAbort(comm)
     assert ends == [INTERNAL if leak else USAGE, USAGE]
-    assert engine.live() == before
+    after = engine.live()  # what tests before this one have left may be going still
+    assert {kind: n for kind, n in after.items() if n > before[kind]} == {}
 
 
 def test_versions_and_texts(engine):

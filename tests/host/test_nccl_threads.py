@@ -74,6 +74,7 @@ def under_fire(rank: Rank, delay: float) -> None:
     rank.engine.must("cuStreamDestroy_v2", rank.stream)
 
 
+@pytest.mark.misuse
 @pytest.mark.parametrize("delay_ms", [0, 1, 5, 20])
 def test_abort_in_the_middle_of_traffic(engine, temper, delay_ms):
     before = engine.live()["communicators"]

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +40,15 @@ def held() -> dict[str, int]:
     }
 
 
+async def quiet() -> None:
+    """Wait until nothing is in flight: a busy machine takes its time to end what was called."""
+    end = time.monotonic() + 3
+    while pynccl.diagnostics()["operations"] or testing.live()["work_items"]:
+        if time.monotonic() > end:
+            return  # the sample will show it
+        await asyncio.sleep(0.005)
+
+
 async def samples(a_round: Callable[[], Coroutine[Any, Any, None]]) -> list[dict[str, int]]:
     """What is held after each round."""
     taken = []
@@ -47,6 +57,7 @@ async def samples(a_round: Callable[[], Coroutine[Any, Any, None]]) -> list[dict
     for _ in range(ROUNDS):
         await a_round()
         await asyncio.sleep(0.03)  # what nobody has drained is drained by the reaper
+        await quiet()
         taken.append(held())
     return taken
 

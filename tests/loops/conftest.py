@@ -1,40 +1,18 @@
-"""Fixtures of the tests of event loops: kinds of loops, tempers, and nothing left behind."""
+"""Fixtures: those of the binding's tests, on more kinds of loops; what is run with --long."""
 
 from __future__ import annotations
 
-import gc
-import inspect
-import time
-from collections.abc import Generator, Iterator
-from typing import Any
-
 import pytest
-import running
-
-import pynccl
-from pynccl import testing
-
-COUNTS = ("operations", "communicators", "streams", "lanes", "aborts_running")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--long",
-        action="store_true",
-        help="run the tests of tests/loops at their full length: millions of operations",
-    )
-
-
-@pytest.fixture
-def long(request: pytest.FixtureRequest) -> bool:
-    """Whether the full length is asked for."""
-    # The default serves a run that met this file too late to add the option.
-    return bool(request.config.getoption("--long", default=False))
+from support.binding_fixtures import nothing_left as nothing_left
+from support.binding_fixtures import pytest_runtest_makereport as pytest_runtest_makereport
+from support.binding_fixtures import run_coroutine
+from support.binding_fixtures import temper as temper
+from support.loops import KINDS
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long", default=False):
+    if config.getoption("--long"):
         for item in items:
             if "long" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.timeout(880))
@@ -66,60 +44,11 @@ def is_for_full_length(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    function = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(function):
-        return None
-    names = inspect.signature(function).parameters
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    running.run_on(pyfuncitem.funcargs.get("loop", "plain"), function(**arguments))
-    return True
+    return run_coroutine(pyfuncitem, "plain")
 
 
-@pytest.fixture(params=["quick", "gpulike"])
-def temper(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test in each temper of the host engine."""
-    with testing.temper(request.param):
-        yield request.param
-
-
-@pytest.fixture(params=running.KINDS)
+@pytest.fixture(params=KINDS)
 def loop(request: pytest.FixtureRequest) -> str:
     """Run the test on each kind of event loop."""
     kind: str = request.param
     return kind
-
-
-def counts() -> dict[str, int]:
-    """What must be as it was when a test has ended."""
-    mine, engine = pynccl.diagnostics(), testing.live()
-    return {
-        **{name: mine[name] for name in COUNTS},
-        **{f"engine {name}": engine[name] for name in ("communicators", "streams", "segments")},
-    }
-
-
-FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
-    return report
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a communicator, an operation, a stream or a lane behind."""
-    before = counts()
-    yield
-    if request.node.stash.get(FAILED, False):
-        return  # its traceback holds what it had
-    for attempt in range(1000):
-        more = {name: n - before[name] for name, n in counts().items() if n > before[name]}
-        if not more:
-            break
-        time.sleep(0.005)
-        if attempt % 100 == 10:
-            gc.collect()
-    assert more == {}

@@ -1,12 +1,11 @@
-"""Loops of each kind, and communicators for a test of a loop."""
+"""Communicators for a test of a loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,6 @@ from numpy.typing import NDArray
 
 import pynccl
 from pynccl import Communicator
-
-KINDS = ["plain", "debug", "uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]
-
-
-def run_on(kind: str, main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end on a fresh loop of a kind."""
-    if kind == "uvloop":
-        import uvloop
-
-        uvloop.run(main)
-        return
-
-    async def eagerly() -> None:
-        factory: Any = getattr(asyncio, "eager_task_factory")  # noqa: B009 (Python 3.12)
-        asyncio.get_running_loop().set_task_factory(factory)
-        await main
-
-    asyncio.run(eagerly() if kind == "eager" else main, debug=kind == "debug")
 
 
 @contextlib.asynccontextmanager

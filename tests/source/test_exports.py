@@ -118,6 +118,7 @@ def test_import_is_free() -> None:
     assert import_breaches(import_costs("pynccl"), Path(spec.origin).parent) == []
 
 
+@pytest.mark.timing
 def test_import_is_quick() -> None:
     times = [import_costs("pynccl")["ms"] for _ in range(7)]
     assert statistics.median(t for t in times if isinstance(t, float)) < IMPORT_LIMIT_MS

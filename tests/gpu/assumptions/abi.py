@@ -8,11 +8,16 @@ ctypes objects.
 from __future__ import annotations
 
 import ctypes
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
-SYMBOLS = Path(__file__).resolve().parents[3] / "src" / "abi" / "symbols.h"
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # also where it runs as a command
+
+from support.symbols import UniqueId as UniqueId
+from support.symbols import our_symbols, prototypes
+
+FUNCTIONS = prototypes(our_symbols())
 
 SUCCESS = 0
 NOT_READY = 600
@@ -23,12 +28,6 @@ GREATER_OR_EQUAL = 0
 PORTABLE_AND_MAPPED = 1 | 2
 CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = range(3)
 FLOAT32, SUM = 7, 0
-
-
-class UniqueId(ctypes.Structure):
-    """ncclUniqueId, which goes by value."""
-
-    _fields_ = (("internal", ctypes.c_char * 128),)
 
 
 class NotTried(Exception):
@@ -42,40 +41,6 @@ class CallError(RuntimeError):
         super().__init__(f"{function}: {text} ({code})")
         self.function = function
         self.code = code
-
-
-_SCALARS: dict[str, Any] = {
-    "size_t": ctypes.c_size_t,
-    "unsigned int": ctypes.c_uint,
-    "unsigned char": ctypes.c_ubyte,
-    "unsigned long long": ctypes.c_ulonglong,
-    "cuuint32_t": ctypes.c_uint32,
-    "CUdeviceptr": ctypes.c_ulonglong,
-    "ncclUniqueId": UniqueId,
-}
-_POINTERS = re.compile(r"\*|^CU(context|stream|event|graph|graphExec|hostFn)\b|^cudaStream_t\b")
-_HANDLES = re.compile(r"^nccl(Comm|Window|ParamHandle)_t\b")
-_LINE = re.compile(r"^ *X\((REQUIRED|OPTIONAL), [^)]*\), (.+?), (\w+), \((.*)\)\)", re.M)
-
-
-def _ctype(declared: str) -> Any:
-    """The ctypes type of a C type, with or without a parameter's name behind it."""
-    declared = declared.removeprefix("const ")
-    if _POINTERS.search(declared) or _HANDLES.match(declared):
-        return ctypes.c_void_p
-    for name, kind in _SCALARS.items():
-        if declared == name or declared.startswith(f"{name} "):
-            return kind
-    return ctypes.c_int  # an enumeration, CUdevice or int
-
-
-def prototypes() -> dict[str, tuple[Any, list[Any]]]:
-    """Result and argument types of every function in symbols.h, by name."""
-    found: dict[str, tuple[Any, list[Any]]] = {}
-    for _, result, name, parameters in _LINE.findall(SYMBOLS.read_text("ascii")):
-        takes = [_ctype(one) for one in parameters.split(", ") if one != "void"]
-        found[name] = (ctypes.c_char_p if "char *" in result else _ctype(result), takes)
-    return found
 
 
 def libraries(engine: str) -> tuple[str, str]:
@@ -100,17 +65,16 @@ class Api:
         self.paths = (nccl, cuda)
         self._nccl = ctypes.CDLL(nccl)
         self._cuda = ctypes.CDLL(cuda)
-        self._prototypes = prototypes()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._prototypes:
+        if name not in FUNCTIONS:
             raise AttributeError(name)
         library = self._nccl if name.startswith("nccl") else self._cuda
         try:
             function = getattr(library, name)
         except AttributeError:
             raise NotTried(f"this library has no {name}") from None
-        function.restype, function.argtypes = self._prototypes[name]
+        function.restype, function.argtypes = FUNCTIONS[name]
         setattr(self, name, function)
         return function
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-KINDS = ["debug", "uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]
+KINDS = ["plain", "debug", "uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]
 
 
-def run_on(loop: str, main: Coroutine[Any, Any, None]) -> None:
+def run_on(kind: str, main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end on a fresh loop of a kind."""
-    if loop == "uvloop":
+    if kind == "uvloop":
         import uvloop
 
         uvloop.run(main)
@@ -23,4 +23,4 @@ def run_on(loop: str, main: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().set_task_factory(factory)
         await main
 
-    asyncio.run(eagerly() if loop == "eager" else main, debug=loop == "debug")
+    asyncio.run(eagerly() if kind == "eager" else main, debug=kind == "debug")
