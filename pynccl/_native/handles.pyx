@@ -117,7 +117,11 @@ cdef class CommHandle:
 
     @property
     def spin_us(self):
-        """How many microseconds an await may poll before it suspends."""
+        """How many microseconds an await may poll before it suspends, 0 to 1000.
+
+        It yields between polls. Time in which others use its core is not counted, up to ten
+        times as long: where ranks share cores, a suspension costs more than their turn.
+        """
         return self.spin_ns / 1e3
 
     @spin_us.setter

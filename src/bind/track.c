@@ -5,7 +5,11 @@
 
 #include <sched.h>
 
-#define POLLS_BEFORE_YIELD 4
+#define POLLS_BEFORE_YIELD 2
+/* A yield that took so long gave the core to somebody. */
+#define OTHERS_RAN_NS 1000
+/* How many times its budget an await may last where it shares its core. */
+#define SHARED_CORE 10
 
 void pn_track_append(pn_track_t *track, pn_op_t *op) {
     pn_device_t *device = track->device;
@@ -194,7 +198,7 @@ bool pn_op_poll(pn_op_t *op) {
 bool pn_op_spin(pn_op_t *op, int64_t budget_ns) {
     pn_enter_t saved;
     ends_t ends;
-    int64_t end = pn_now_ns() + budget_ns;
+    int64_t now = pn_now_ns(), end = now + budget_ns, latest = now + SHARED_CORE * budget_ns;
     if (pn_enter(op->comm->device, &saved) != CUDA_SUCCESS)
         return pn_op_poll(op);
     do {
@@ -203,10 +207,15 @@ bool pn_op_spin(pn_op_t *op, int64_t budget_ns) {
             if (track)
                 poll(track, ends);
         }
-        /* The peers may share our core. */
-        if (!pn_op_finished(op))
-            sched_yield();
-    } while (!pn_op_finished(op) && pn_now_ns() < end);
+        if (pn_op_finished(op))
+            break;
+        /* The peers may share our core: while others use it, the budget lasts. */
+        int64_t before = pn_now_ns();
+        sched_yield();
+        now = pn_now_ns();
+        if (now - before > OTHERS_RAN_NS)
+            end += now - before;
+    } while (now < end && now < latest);
     pn_leave(op->comm->device, &saved);
     return pn_op_poll(op);
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 
-enum { NAP_NS_MIN = 100 * 1000, NAP_NS_MAX = 1000 * 1000, LINGER_NS = 10 * 1000 * 1000 };
+enum { NAP_NS_MIN = 100 * 1000, NAP_NS_MAX = 500 * 1000, LINGER_NS = 10 * 1000 * 1000 };
 enum { TIMER_SLACK_NS = 1000 }; /* the default of 50 us would be most of a short nap */
 
 /* ---- threads -------------------------------------------------------------------------------------- */
@@ -138,30 +138,31 @@ static bool is_unattended(CUstream stream) {
     return !host_stream_idle(stream) && !atomic_load_explicit(&stream->worker_active, memory_order_acquire);
 }
 
-/* Has nobody touched it since the last round? */
-static bool is_neglected(CUstream stream) {
+/* Has anybody touched it since the last round? */
+static bool is_tended(CUstream stream) {
     uint32_t polls = atomic_load_explicit(&stream->polls, memory_order_relaxed);
     uint64_t finished = atomic_load_explicit(&stream->finished, memory_order_relaxed);
-    bool neglected = stream->seen_pending && stream->seen_polls == polls && stream->seen_finished == finished;
+    bool tended = stream->seen_polls != polls || stream->seen_finished != finished;
     stream->seen_polls = polls;
     stream->seen_finished = finished;
-    return neglected;
+    return tended;
 }
 
 typedef struct {
-    bool pending, news; /* news: work that was not there the last time, or was handed over now */
+    bool pending; /* work that is left to pollers */
+    bool urgent;  /* of which some has found none, or was handed over just now */
 } round_t;
 
 static round_t go_round(bool hand_over) {
     round_t round = {false, false};
     for (uint32_t i = 0; i < host_streams_used(); i++) {
         CUstream stream = host_stream_slot(i);
-        bool unattended = is_unattended(stream);
-        round.news |= unattended && !stream->seen_pending;
-        if (unattended && hand_over && is_neglected(stream) && host_worker_call(stream) == CUDA_SUCCESS)
-            round.news = true;
-        else
-            round.pending |= unattended;
+        bool unattended = is_unattended(stream), was_there = stream->seen_pending;
+        bool tended = is_tended(stream);
+        bool handed =
+            unattended && hand_over && !tended && was_there && host_worker_call(stream) == CUDA_SUCCESS;
+        round.pending |= unattended && !handed;
+        round.urgent |= unattended && !tended;
         stream->seen_pending = unattended;
     }
     return round;
@@ -173,11 +174,10 @@ static void *janitor(void *unused) {
     for (;;) {
         host_nap_ns(nap);
         round_t round = go_round(true);
-        if (round.news || !round.pending)
-            nap = NAP_NS_MIN;
-        else if (nap < NAP_NS_MAX)
-            nap += nap / 4; /* what is pending is polled: nobody needs this thread */
-        if (round.pending || round.news) {
+        /* While what is pending is polled, nobody needs this thread: each wake-up takes a core from somebody.
+         */
+        nap = round.urgent ? NAP_NS_MIN : nap < NAP_NS_MAX ? nap + nap / 4 : nap;
+        if (round.pending || round.urgent) {
             idle_since = 0;
             continue;
         }
@@ -194,6 +194,7 @@ static void *janitor(void *unused) {
             host_bell_wait(&janitor_bell, seen, -1);
         atomic_store(&janitor_state, JANITOR_AWAKE);
         idle_since = 0;
+        nap = NAP_NS_MIN;
     }
     return NULL;
 }
