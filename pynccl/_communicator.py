@@ -80,7 +80,7 @@ class Communicator(Lifecycle):
         # milliseconds.
         comm = await asyncio.to_thread(cls, engine, ordinal, rank, size)
         try:
-            await comm.native_init(unique_id, config, timeout)
+            await comm._native_init(unique_id, config, timeout)
         except BaseException:
             # Off the loop and not waited for: whoever is inside the init comes out by the abort
             # flag.
@@ -116,7 +116,7 @@ class Communicator(Lifecycle):
         if color == -1:
             raise ConfigError("color -1 is NCCL's word for no colour; pass None")
         child = type(self)(self.engine, self.device_ordinal)
-        work = self.native_split(child, color, key, config, timeout)
+        work = self._native_split(child, color, key, config, timeout)
         await work
         if not split_member(work):
             return None
@@ -137,7 +137,7 @@ class Communicator(Lifecycle):
             return
         try:
             if self.state == "ready":
-                self._closing = self.native_close(timeout)
+                self._closing = self._native_close(timeout)
                 await self._closing
             elif self._closing is not None and self.state == "closing":
                 await self._closing  # a second close() meanwhile

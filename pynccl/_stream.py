@@ -21,7 +21,7 @@ class Stream(StreamHandle):
 
     def __init__(self, device: str | int | None = None, *, priority: int = 0) -> None:
         engine, ordinal = _engines.resolve(device)
-        self.native_create(engine, ordinal, priority)
+        self._native_create(engine, ordinal, priority)
 
     @classmethod
     def of(cls, stream: Any, device: str | int | None = None) -> Stream:
@@ -33,14 +33,14 @@ class Stream(StreamHandle):
         """
         engine, ordinal = _engines.resolve(device)
         made = cls.__new__(cls)
-        made.native_borrow(engine, ordinal, stream)
+        made._native_borrow(engine, ordinal, stream)
         return made
 
     def record(self, event: Event | None = None) -> Event:
         """Mark this point in an event (``cuEventRecord``), a fresh one if none is given."""
         if event is None:
             event = Event.__new__(Event)
-            event.native_create(self.engine, self.device_ordinal, False)
+            event._native_create(self.engine, self.device_ordinal, False)
         event.record(self)
         return event
 
@@ -60,7 +60,7 @@ class Event(EventHandle):
 
     def __init__(self, device: str | int | None = None, *, timing: bool = False) -> None:
         engine, ordinal = _engines.resolve(device)
-        self.native_create(engine, ordinal, timing)
+        self._native_create(engine, ordinal, timing)
 
     def __repr__(self) -> str:
         return f"<Event {self.handle:#x} on {self.engine.name} device {self.device_ordinal}>"

@@ -118,23 +118,11 @@ cdef extern from "bind/bind.h" nogil:
         CUresult (*cuStreamCreateWithPriority)(
             CUstream *stream, unsigned int flags, int priority
         ) noexcept nogil
-        CUresult (*cuStreamDestroy_v2)(CUstream stream) noexcept nogil
-        CUresult (*cuStreamQuery)(CUstream stream) noexcept nogil
-        CUresult (*cuStreamWaitEvent)(
-            CUstream stream, CUevent event, unsigned int flags
-        ) noexcept nogil
         CUresult (*cuCtxSetCurrent)(CUcontext ctx) noexcept nogil
         CUresult (*cuCtxGetDevice)(CUdevice *device) noexcept nogil
         CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext *ctx) noexcept nogil
         CUresult (*cuStreamIsCapturing)(
             CUstream stream, CUstreamCaptureStatus *status
-        ) noexcept nogil
-        CUresult (*cuEventCreate)(CUevent *event, unsigned int flags) noexcept nogil
-        CUresult (*cuEventDestroy_v2)(CUevent event) noexcept nogil
-        CUresult (*cuEventRecord)(CUevent event, CUstream stream) noexcept nogil
-        CUresult (*cuEventQuery)(CUevent event) noexcept nogil
-        CUresult (*cuEventElapsedTime)(
-            float *milliseconds, CUevent start, CUevent end
         ) noexcept nogil
     ctypedef struct pn_engine_t:
         pn_nccl_t nccl
@@ -224,6 +212,16 @@ cdef extern from "bind/bind.h" nogil:
         bint member
 
     pn_device_t *pn_device_get(pn_engine_t *engine, int ordinal, pn_outcome_t *why)
+    CUresult pn_stream_destroy(pn_device_t *device, CUstream stream)
+    CUresult pn_stream_query(pn_device_t *device, CUstream stream)
+    CUresult pn_stream_wait(pn_device_t *device, CUstream stream, CUevent event)
+    CUresult pn_event_create(pn_device_t *device, CUevent *event, unsigned int flags)
+    CUresult pn_event_destroy(pn_device_t *device, CUevent event)
+    CUresult pn_event_record(pn_device_t *device, CUevent event, CUstream stream)
+    CUresult pn_event_query(pn_device_t *device, CUevent event)
+    CUresult pn_event_elapsed(
+        pn_device_t *device, float *milliseconds, CUevent since, CUevent until
+    )
     CUresult pn_enter(pn_device_t *device, pn_enter_t *saved)
     void pn_leave(pn_device_t *device, pn_enter_t *saved)
 

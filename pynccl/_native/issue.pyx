@@ -224,8 +224,8 @@ cdef class Issuer(CommHandle):
         """Have the operation record when it begins and ends on the device."""
         cdef EventHandle begin = EventHandle()
         cdef EventHandle end = EventHandle()
-        begin.native_create(self.engine, self.device_ordinal, True)
-        end.native_create(self.engine, self.device_ordinal, True)
+        begin._native_create(self.engine, self.device_ordinal, True)
+        end._native_create(self.engine, self.device_ordinal, True)
         work.timing = (begin, end)
         work.c.timed[0] = begin.c
         work.c.timed[1] = end.c

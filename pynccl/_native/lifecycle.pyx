@@ -127,7 +127,7 @@ cdef class Lifecycle(Operations):
     # NCCL keeps the pointer to the communicator's name, so the block that owns it stays.
     cdef object name_kept
 
-    def native_init(self, bytes unique_id not None, config, timeout):
+    def _native_init(self, bytes unique_id not None, config, timeout):
         """Join the clique of a unique id (``ncclCommInitRankConfig``); a Work."""
         if len(unique_id) != 128:
             raise ConfigError(f"a unique id has 128 bytes, not {len(unique_id)}")
@@ -144,7 +144,7 @@ cdef class Lifecycle(Operations):
             pn_control_submit(&work.c)
         return work
 
-    def native_split(self, Lifecycle child, color, int key, config, timeout):
+    def _native_split(self, Lifecycle child, color, int key, config, timeout):
         """Fill `child`, a blank handle on the same device (``ncclCommSplit``); a Work."""
         self.usable()
         cdef Control control = Control(config)
@@ -166,7 +166,7 @@ cdef class Lifecycle(Operations):
             pn_control_submit(&work.c)
         return work
 
-    def native_close(self, timeout):
+    def _native_close(self, timeout):
         """Finalize and destroy (``ncclCommFinalize``, ``ncclCommDestroy``); a Work."""
         cdef Work work = control_work(self, PN_CLOSE, timeout)
         with nogil:

@@ -22,9 +22,17 @@ from pynccl._native.abi cimport (
     CUstream,
     pn_enter,
     pn_enter_t,
+    pn_event_create,
+    pn_event_destroy,
+    pn_event_elapsed,
+    pn_event_query,
+    pn_event_record,
     pn_forked,
     pn_leave,
     pn_now_ns,
+    pn_stream_destroy,
+    pn_stream_query,
+    pn_stream_wait,
     pn_watch_event,
     pn_watch_stream,
 )
@@ -97,7 +105,7 @@ cdef class StreamHandle(DeviceObject):
     cdef bint owned
     cdef object owner
 
-    def native_create(self, Engine engine, int ordinal, int priority):
+    def _native_create(self, Engine engine, int ordinal, int priority):
         """Make a non-blocking stream (``cuStreamCreateWithPriority``)."""
         cdef pn_enter_t saved
         cdef CUresult result
@@ -119,7 +127,7 @@ cdef class StreamHandle(DeviceObject):
         self.owned = True
         start_reaper()
 
-    def native_borrow(self, Engine engine, int ordinal, stream):
+    def _native_borrow(self, Engine engine, int ordinal, stream):
         """Take a foreign stream: an object with __cuda_stream__, or a handle."""
         self.on(engine, ordinal)
         self.c = <CUstream><size_t>stream_handle(stream)
@@ -127,13 +135,10 @@ cdef class StreamHandle(DeviceObject):
         start_reaper()
 
     def __dealloc__(self):
-        cdef pn_enter_t saved
         if self.owned and self.c != NULL and not pn_forked:
             # Returns at once: what is on the stream runs to its end.
             with nogil:
-                if pn_enter(self.device, &saved) == CUDA_SUCCESS:
-                    self.engine.c.cuda.cuStreamDestroy_v2(self.c)
-                    pn_leave(self.device, &saved)
+                pn_stream_destroy(self.device, self.c)
 
     @property
     def handle(self):
@@ -150,13 +155,9 @@ cdef class StreamHandle(DeviceObject):
             CudaError: the context is in error.
         """
         cdef CUresult result
-        cdef pn_enter_t saved
         self.usable()
         with nogil:
-            result = pn_enter(self.device, &saved)
-            if result == CUDA_SUCCESS:
-                result = self.engine.c.cuda.cuStreamQuery(self.c)
-                pn_leave(self.device, &saved)
+            result = pn_stream_query(self.device, self.c)
         if result == CUDA_ERROR_NOT_READY:
             return False
         self.check(result, "cuStreamQuery")
@@ -169,7 +170,6 @@ cdef class StreamHandle(DeviceObject):
             what: an Event, a Work, or another stream (as it is now).
         """
         cdef CUresult result
-        cdef pn_enter_t saved
         cdef CUevent event
         self.usable()
         if isinstance(what, Work):
@@ -179,10 +179,7 @@ cdef class StreamHandle(DeviceObject):
             what = EventHandle.of_stream(self, stream_handle(what))
         event = (<EventHandle>what).c
         with nogil:
-            result = pn_enter(self.device, &saved)
-            if result == CUDA_SUCCESS:
-                result = self.engine.c.cuda.cuStreamWaitEvent(self.c, event, 0)
-                pn_leave(self.device, &saved)
+            result = pn_stream_wait(self.device, self.c, event)
         self.check(result, "cuStreamWaitEvent")
 
     def done(self, timeout=None):
@@ -210,17 +207,13 @@ cdef class StreamHandle(DeviceObject):
 cdef class EventHandle(DeviceObject):
     """A CUDA event. Public behaviour is in Event."""
 
-    def native_create(self, Engine engine, int ordinal, bint timing):
+    def _native_create(self, Engine engine, int ordinal, bint timing):
         """Make an event (``cuEventCreate``)."""
-        cdef pn_enter_t saved
         cdef CUresult result
         cdef int flags = CU_EVENT_DEFAULT if timing else CU_EVENT_DISABLE_TIMING
         self.on(engine, ordinal)
         with nogil:
-            result = pn_enter(self.device, &saved)
-            if result == CUDA_SUCCESS:
-                result = self.engine.c.cuda.cuEventCreate(&self.c, flags)
-                pn_leave(self.device, &saved)
+            result = pn_event_create(self.device, &self.c, flags)
         self.check(result, "cuEventCreate")
         self.owned = True
         self.timing = timing
@@ -230,17 +223,14 @@ cdef class EventHandle(DeviceObject):
     def of_stream(DeviceObject like, size_t stream):
         """An event that is recorded on a stream now."""
         cdef EventHandle made = EventHandle()
-        made.native_create(like.engine, like.device_ordinal, False)
+        made._native_create(like.engine, like.device_ordinal, False)
         made.record(stream)
         return made
 
     def __dealloc__(self):
-        cdef pn_enter_t saved
         if self.owned and self.c != NULL and not pn_forked:
             with nogil:
-                if pn_enter(self.device, &saved) == CUDA_SUCCESS:
-                    self.engine.c.cuda.cuEventDestroy_v2(self.c)
-                    pn_leave(self.device, &saved)
+                pn_event_destroy(self.device, self.c)
 
     @property
     def handle(self):
@@ -250,28 +240,20 @@ cdef class EventHandle(DeviceObject):
     def record(self, stream):
         """Mark this point of a stream (``cuEventRecord``), in place of what was marked."""
         cdef size_t where = stream_handle(stream)
-        cdef pn_enter_t saved
         cdef CUresult result
         self.usable()
         if isinstance(stream, StreamHandle) and (<StreamHandle>stream).device != self.device:
             raise UsageError(f"{stream!r} is on another device than {self!r}")
         with nogil:
-            result = pn_enter(self.device, &saved)
-            if result == CUDA_SUCCESS:
-                result = self.engine.c.cuda.cuEventRecord(self.c, <CUstream>where)
-                pn_leave(self.device, &saved)
+            result = pn_event_record(self.device, self.c, <CUstream>where)
         self.check(result, "cuEventRecord")
 
     def query(self):
         """Whether the recorded point, if any, has been reached (``cuEventQuery``)."""
         cdef CUresult result
-        cdef pn_enter_t saved
         self.usable()
         with nogil:
-            result = pn_enter(self.device, &saved)
-            if result == CUDA_SUCCESS:
-                result = self.engine.c.cuda.cuEventQuery(self.c)
-                pn_leave(self.device, &saved)
+            result = pn_event_query(self.device, self.c)
         if result == CUDA_ERROR_NOT_READY:
             return False
         self.check(result, "cuEventQuery")
@@ -281,15 +263,11 @@ cdef class EventHandle(DeviceObject):
         """Seconds between two events that have both been reached (``cuEventElapsedTime``)."""
         cdef float milliseconds = 0
         cdef CUresult result
-        cdef pn_enter_t saved
         self.usable()
         if not (self.timing and since.timing):
             raise UsageError("elapsed() needs two events made with timing=True")
         with nogil:
-            result = pn_enter(self.device, &saved)
-            if result == CUDA_SUCCESS:
-                result = self.engine.c.cuda.cuEventElapsedTime(&milliseconds, since.c, self.c)
-                pn_leave(self.device, &saved)
+            result = pn_event_elapsed(self.device, &milliseconds, since.c, self.c)
         self.check(result, "cuEventElapsedTime")
         return milliseconds / 1e3
 

@@ -215,6 +215,15 @@ typedef struct {
 } pn_enter_t;
 CUresult pn_enter(pn_device_t *device, pn_enter_t *saved);
 void pn_leave(pn_device_t *device, pn_enter_t *saved);
+/* One call between the two (inside.c). */
+CUresult pn_stream_destroy(pn_device_t *device, CUstream stream);
+CUresult pn_stream_query(pn_device_t *device, CUstream stream);
+CUresult pn_stream_wait(pn_device_t *device, CUstream stream, CUevent event);
+CUresult pn_event_create(pn_device_t *device, CUevent *event, unsigned int flags);
+CUresult pn_event_destroy(pn_device_t *device, CUevent event);
+CUresult pn_event_record(pn_device_t *device, CUevent event, CUstream stream);
+CUresult pn_event_query(pn_device_t *device, CUevent event);
+CUresult pn_event_elapsed(pn_device_t *device, float *milliseconds, CUevent since, CUevent until);
 
 CUresult pn_event_take(pn_device_t *device, CUevent *event); /* entered; no lock held */
 void pn_event_put(pn_device_t *device, CUevent event);       /* device->lock held */

@@ -276,3 +276,8 @@ async def test_wait_on_a_loop_thread(temper: str) -> None:
 async def test_a_work_is_made_by_a_call_only() -> None:
     with pytest.raises(TypeError, match="calling an operation"):
         pynccl.Work()
+
+
+@pytest.mark.parametrize("cls", [pynccl.Communicator, pynccl.Stream, pynccl.Event])
+def test_help_shows_nothing_that_is_not_for_users(cls: type) -> None:
+    assert [name for name in dir(cls) if name.startswith("native")] == []
