@@ -81,57 +81,57 @@
   X(OPTIONAL, NCCL_SINCE(2, 32), ncclResult_t, ncclSetEncryption, (const ncclEncryptionConfig_t *config))
 
 #define PN_CUDA_SYMBOLS(X) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuInit, (unsigned int flags)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDriverGetVersion, (int *version)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuGetErrorName, (CUresult error, const char **text)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuGetErrorString, (CUresult error, const char **text)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDeviceGetCount, (int *count)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDeviceGet, (CUdevice *device, int ordinal)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDeviceGetName, (char *name, int len, CUdevice dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDeviceGetPCIBusId, (char *pciBusId, int len, CUdevice dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDevicePrimaryCtxRetain, (CUcontext *ctx, CUdevice dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuCtxGetCurrent, (CUcontext *ctx)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuCtxSetCurrent, (CUcontext ctx)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuCtxGetDevice, (CUdevice *dev)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuCtxSynchronize, (void)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuCtxGetStreamPriorityRange, (int *least, int *greatest)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamCreateWithPriority, (CUstream *stream, unsigned int flags, int priority)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamDestroy_v2, (CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamQuery, (CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamSynchronize, (CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuInit, (unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(2, 2), CUresult, cuDriverGetVersion, (int *version)) \
+  X(REQUIRED, CUDA_SINCE(6, 0), CUresult, cuGetErrorName, (CUresult error, const char **text)) \
+  X(REQUIRED, CUDA_SINCE(6, 0), CUresult, cuGetErrorString, (CUresult error, const char **text)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuDeviceGetCount, (int *count)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuDeviceGet, (CUdevice *device, int ordinal)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuDeviceGetName, (char *name, int len, CUdevice dev)) \
+  X(REQUIRED, CUDA_SINCE(11, 4), CUresult, cuDeviceGetUuid_v2, (CUuuid *uuid, CUdevice dev)) \
+  X(REQUIRED, CUDA_SINCE(4, 1), CUresult, cuDeviceGetPCIBusId, (char *pciBusId, int len, CUdevice dev)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice dev)) \
+  X(REQUIRED, CUDA_SINCE(7, 0), CUresult, cuDevicePrimaryCtxRetain, (CUcontext *ctx, CUdevice dev)) \
+  X(REQUIRED, CUDA_SINCE(11, 0), CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice dev)) \
+  X(REQUIRED, CUDA_SINCE(4, 0), CUresult, cuCtxGetCurrent, (CUcontext *ctx)) \
+  X(REQUIRED, CUDA_SINCE(4, 0), CUresult, cuCtxSetCurrent, (CUcontext ctx)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuCtxGetDevice, (CUdevice *dev)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuCtxSynchronize, (void)) \
+  X(REQUIRED, CUDA_SINCE(5, 5), CUresult, cuCtxGetStreamPriorityRange, (int *least, int *greatest)) \
+  X(REQUIRED, CUDA_SINCE(5, 5), CUresult, cuStreamCreateWithPriority, (CUstream *stream, unsigned int flags, int priority)) \
+  X(REQUIRED, CUDA_SINCE(4, 0), CUresult, cuStreamDestroy_v2, (CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuStreamQuery, (CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuStreamSynchronize, (CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int flags)) \
   X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamGetId, (CUstream stream, unsigned long long *id)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamGetCtx, (CUstream stream, CUcontext *ctx)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *mode)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuEventCreate, (CUevent *event, unsigned int flags)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuEventDestroy_v2, (CUevent event)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuEventRecord, (CUevent event, CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuEventQuery, (CUevent event)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuEventSynchronize, (CUevent event)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuLaunchHostFunc, (CUstream stream, CUhostFn fn, void *userData)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemAlloc_v2, (CUdeviceptr *ptr, size_t bytes)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemFree_v2, (CUdeviceptr ptr)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemHostAlloc, (void **ptr, size_t bytes, unsigned int flags)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemFreeHost, (void *ptr)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemHostGetDevicePointer_v2, (CUdeviceptr *device, void *host, unsigned int flags)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuMemsetD8Async, (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream)) \
-  X(REQUIRED, CUDA_SINCE(12, 0), CUresult, cuPointerGetAttribute, (void *value, CUpointer_attribute attribute, CUdeviceptr ptr)) \
-  X(OPTIONAL, CUDA_SINCE(12, 0), CUresult, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) \
-  X(OPTIONAL, CUDA_SINCE(12, 0), CUresult, cuStreamEndCapture, (CUstream stream, CUgraph *graph)) \
-  X(OPTIONAL, CUDA_SINCE(12, 0), CUresult, cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, unsigned long long flags)) \
-  X(OPTIONAL, CUDA_SINCE(12, 0), CUresult, cuGraphLaunch, (CUgraphExec exec, CUstream stream)) \
-  X(OPTIONAL, CUDA_SINCE(12, 0), CUresult, cuGraphExecDestroy, (CUgraphExec exec)) \
-  X(OPTIONAL, CUDA_SINCE(12, 0), CUresult, cuGraphDestroy, (CUgraph graph))
+  X(REQUIRED, CUDA_SINCE(9, 2), CUresult, cuStreamGetCtx, (CUstream stream, CUcontext *ctx)) \
+  X(REQUIRED, CUDA_SINCE(10, 0), CUresult, cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status)) \
+  X(REQUIRED, CUDA_SINCE(10, 1), CUresult, cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *mode)) \
+  X(REQUIRED, CUDA_SINCE(11, 7), CUresult, cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(11, 7), CUresult, cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuEventCreate, (CUevent *event, unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(4, 0), CUresult, cuEventDestroy_v2, (CUevent event)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuEventRecord, (CUevent event, CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuEventQuery, (CUevent event)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuEventSynchronize, (CUevent event)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end)) \
+  X(REQUIRED, CUDA_SINCE(10, 0), CUresult, cuLaunchHostFunc, (CUstream stream, CUhostFn fn, void *userData)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuMemAlloc_v2, (CUdeviceptr *ptr, size_t bytes)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuMemFree_v2, (CUdeviceptr ptr)) \
+  X(REQUIRED, CUDA_SINCE(2, 2), CUresult, cuMemHostAlloc, (void **ptr, size_t bytes, unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(2, 0), CUresult, cuMemFreeHost, (void *ptr)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuMemHostGetDevicePointer_v2, (CUdeviceptr *device, void *host, unsigned int flags)) \
+  X(REQUIRED, CUDA_SINCE(4, 0), CUresult, cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(3, 2), CUresult, cuMemsetD8Async, (CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream)) \
+  X(REQUIRED, CUDA_SINCE(4, 0), CUresult, cuPointerGetAttribute, (void *value, CUpointer_attribute attribute, CUdeviceptr ptr)) \
+  X(OPTIONAL, CUDA_SINCE(10, 1), CUresult, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode)) \
+  X(OPTIONAL, CUDA_SINCE(10, 0), CUresult, cuStreamEndCapture, (CUstream stream, CUgraph *graph)) \
+  X(OPTIONAL, CUDA_SINCE(11, 4), CUresult, cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, unsigned long long flags)) \
+  X(OPTIONAL, CUDA_SINCE(10, 0), CUresult, cuGraphLaunch, (CUgraphExec exec, CUstream stream)) \
+  X(OPTIONAL, CUDA_SINCE(10, 0), CUresult, cuGraphExecDestroy, (CUgraphExec exec)) \
+  X(OPTIONAL, CUDA_SINCE(10, 0), CUresult, cuGraphDestroy, (CUgraph graph))
 /* clang-format on */
 
 #endif

@@ -10,8 +10,11 @@
  *   driver_wait.c     waiting for a place in a stream, by running it where that is allowed
  *   driver_order.c    order between streams; launches
  *   driver_stream.c   the stream API      driver_event.c     the event API
- *   driver_memory.c   allocations         driver_transfer.c  copies, fills, memory waits and writes
- *   driver_function.c host functions      driver_capture.c   what is not emulated yet
+ *   driver_memory.c   allocations         driver_pool.c      memory pools, allocation in stream order
+ *   driver_pointer.c  what a pointer is   driver_transfer.c  copies and fills
+ *   driver_word.c     memory waits and writes                driver_function.c  host functions
+ *   driver_lookup.c   functions by name
+ *   driver_capture.c  stream capture      driver_graph.c     graphs
  *
  * A stream counts the items it was given (`submitted`) and those it is done with (`finished`). A place in a
  * stream is such a count, and an event is a place: it is done once `finished` has come so far. Streams live
@@ -24,7 +27,9 @@
 #include "host.h"
 
 enum {
+    HOST_DRIVER_VERSION = 13000,
     HOST_MAX_DEVICES = 64,
+    HOST_CONTEXT_DEPTH = 16,
     HOST_MAX_STREAMS = 1 << 16,
     HOST_MAX_EVENTS = 1 << 20,
     HOST_PRIORITY_LEAST = 0,
@@ -48,6 +53,7 @@ typedef struct CUctx_st {
     _Atomic uint32_t magic;      /* HOST_MAGIC_CONTEXT while the primary context is alive */
     _Atomic int error;           /* the sticky error, a CUresult */
     int retained;                /* under the contexts' lock */
+    uint64_t id;                 /* of the context, anew each time it comes to life */
     _Atomic bool runtime;        /* retained for good by host_set_current_device, as the CUDA runtime does */
     pthread_mutex_t launch_lock; /* gpulike: launches and event queries take it */
     _Atomic uint32_t queued;     /* items that count against the launch depth */
@@ -65,6 +71,8 @@ extern host_device_t host_devices[HOST_MAX_DEVICES];
 
 typedef struct {
     host_device_t *current;
+    host_device_t *below[HOST_CONTEXT_DEPTH]; /* the contexts that were current when others were pushed */
+    int depth;
     CUstream *per_thread; /* the thread's own default stream on each device */
     CUstreamCaptureMode capture_mode;
     bool inside_function; /* a host function is running on this thread */
@@ -148,6 +156,57 @@ static inline void *host_pool_at(const host_pool_t *pool, uint32_t index) {
     return pool->base + (size_t)index * pool->slot_bytes;
 }
 
+/* ---- captures and graphs (driver_capture.c, driver_graph.c) ---------------------------------------- */
+
+typedef struct {
+    CUgraphNode *nodes;
+    size_t count;
+} host_nodes_t;
+
+/* What an event stands for that was recorded in a capture. */
+typedef struct {
+    _Atomic uint64_t id; /* of the capture; 0: it was not recorded in one */
+    host_nodes_t nodes;
+} host_captured_t;
+
+typedef struct host_capture host_capture_t;
+extern _Atomic uint32_t host_captures; /* how many go on */
+static inline bool host_capturing(void) {
+    return !HOST_LIKELY(atomic_load_explicit(&host_captures, memory_order_relaxed) == 0);
+}
+
+void host_nodes_clear(host_nodes_t *set);
+CUresult host_capture_unsafe_slowly(const char *function);
+CUresult host_capture_ask_slowly(const char *function, CUstream stream);
+CUresult host_capture_device_slowly(const char *function, host_device_t *device);
+/* At the head of a call that no capture would see: not permitted, but to threads in relaxed mode, while one
+ * goes on, which it breaks. */
+static inline CUresult host_capture_unsafe(const char *function) {
+    return host_capturing() ? host_capture_unsafe_slowly(function) : CUDA_SUCCESS;
+}
+/* The same of a call that asks about, or waits for, a stream or all of a device. */
+static inline CUresult host_capture_ask(const char *function, CUstream stream) {
+    return host_capturing() ? host_capture_ask_slowly(function, stream) : CUDA_SUCCESS;
+}
+static inline CUresult host_capture_device(const char *function, host_device_t *device) {
+    return host_capturing() ? host_capture_device_slowly(function, device) : CUDA_SUCCESS;
+}
+/* In place of queueing an item, recording an event, waiting for one, and following a stream. With `captured`,
+ * and success, the capture has taken what was meant for the stream, the item included. */
+CUresult host_capture_work(CUstream stream, host_work_t *work, bool *captured);
+CUresult host_capture_record(CUstream stream, host_captured_t *event);
+CUresult host_capture_wait(CUstream stream, const host_captured_t *event, bool *captured);
+CUresult host_capture_follow(CUstream waiter, CUstream signaller, bool *captured);
+void host_capture_forget(host_captured_t *event);
+CUresult host_capture_asked(const host_captured_t *event); /* it is not to be asked */
+void host_capture_abandon(CUstream stream);
+
+CUgraph host_graph_new(void);
+void host_graph_drop(CUgraph graph); /* gives up its handle */
+CUgraphNode host_graph_add(CUgraph graph, host_work_t *work, const host_nodes_t *after);
+void host_graph_mark(CUgraph graph, const host_nodes_t *ends); /* these, and all that they depend on */
+bool host_graph_marked(CUgraphNode node);
+
 /* ---- streams -------------------------------------------------------------------------------------- */
 
 typedef enum { HOST_SLOT_FREE, HOST_SLOT_LIVE, HOST_SLOT_DYING } host_slot_t;
@@ -179,6 +238,9 @@ struct CUstream_st {
     uint32_t seen_polls;        /* the janitor's, from its last round */
     uint64_t seen_finished;
     bool seen_pending;
+
+    _Atomic uint64_t capture; /* 0, or which one it is part of; under the captures' lock, as its last nodes */
+    host_nodes_t tails;
 };
 _Static_assert(sizeof(struct CUstream_st) <= HOST_STREAM_BYTES, "a stream fits in its slot");
 
@@ -258,6 +320,14 @@ void host_gate_query(host_device_t *device);
 void host_events_close_all(host_device_t *device);
 /* driver_memory.c */
 void host_memory_free_all(host_device_t *device);
+bool host_memory_drop(void *pointer); /* free at once; the caller knows that nothing uses it any more */
+
+/* driver_pool.c */
+CUmemoryPool host_mempool_of(const void *pointer); /* NULL: it was given by none */
+void host_mempool_forget(const void *pointer);     /* it has been freed */
+void host_mempools_empty(host_device_t *device);   /* the context's memory has gone */
+
+/* driver_word.c */
 extern host_bell_t host_memory_bell; /* rings when the engine has written a word that a stream may wait for */
 
 #endif

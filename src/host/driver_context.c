@@ -7,7 +7,8 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
-static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER; /* guards retained, runtime */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows, retained, runtime */
+static uint64_t last_id;
 
 host_device_t *host_device_of(CUcontext context) {
     uintptr_t offset = (uintptr_t)context - (uintptr_t)host_devices;
@@ -26,6 +27,7 @@ static CUresult retain(int ordinal, bool runtime, host_device_t **device) {
             found->runtime = true;
         if (found->retained++ == 0) {
             found->ordinal = ordinal;
+            found->id = ++last_id;
             atomic_store(&found->error, CUDA_SUCCESS);
             atomic_store(&found->magic, HOST_MAGIC_CONTEXT);
         }
@@ -52,6 +54,7 @@ static CUresult release(int ordinal) {
         host_streams_close_all(device);
         host_events_close_all(device);
         host_memory_free_all(device);
+        host_mempools_empty(device);
     }
     pthread_mutex_unlock(&contexts_lock);
     return CUDA_SUCCESS;
@@ -141,6 +144,113 @@ CUresult cuCtxSetCurrent(CUcontext ctx) {
     return host_leave("cuCtxSetCurrent", NULL, ctx, result);
 }
 
+/* The context that a call names, or with NULL the thread's own. */
+static CUresult named_context(CUcontext ctx, host_device_t **device) {
+    if (ctx == NULL && host_thread.current == NULL)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device = ctx == NULL ? host_thread.current : host_device_of(ctx);
+    return *device != NULL && host_device_alive(*device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+static CUresult synchronize(const char *function, host_device_t *device) {
+    CUresult result = host_capture_device(function, device);
+    return result == CUDA_SUCCESS ? host_device_synchronize(device->ordinal) : result;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext ctx) {
+    CUresult result = host_enter("cuCtxPushCurrent_v2", HOST_NEEDS_INIT);
+    host_device_t *device = NULL;
+    if (result == CUDA_SUCCESS && ctx == NULL)
+        result = CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS)
+        result = named_context(ctx, &device);
+    if (result == CUDA_SUCCESS && host_thread.depth == HOST_CONTEXT_DEPTH) {
+        host_last_error("cuCtxPushCurrent: the host engine keeps %d contexts for a thread",
+                        HOST_CONTEXT_DEPTH);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (result == CUDA_SUCCESS) {
+        host_thread.below[host_thread.depth++] = host_thread.current;
+        host_thread.current = device;
+    }
+    return host_leave("cuCtxPushCurrent_v2", NULL, ctx, result);
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *ctx) {
+    CUresult result = host_enter("cuCtxPopCurrent_v2", HOST_NEEDS_INIT);
+    host_device_t *device = host_thread.current;
+    if (result == CUDA_SUCCESS && device == NULL)
+        result = CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS) {
+        if (ctx != NULL)
+            *ctx = device;
+        host_thread.current = host_thread.depth > 0 ? host_thread.below[--host_thread.depth] : NULL;
+    }
+    return host_leave("cuCtxPopCurrent_v2", NULL, device, result);
+}
+
+CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id) {
+    CUresult result = host_enter("cuCtxGetId", HOST_NEEDS_INIT);
+    host_device_t *device = NULL;
+    if (result == CUDA_SUCCESS)
+        result = id != NULL ? named_context(ctx, &device) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *id = device->id;
+    return host_leave("cuCtxGetId", NULL, ctx, result);
+}
+
+CUresult cuCtxGetFlags(unsigned int *flags) {
+    CUresult result = host_enter("cuCtxGetFlags", HOST_NEEDS_CONTEXT);
+    if (result == CUDA_SUCCESS && flags == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *flags = 0;
+    return host_leave("cuCtxGetFlags", NULL, NULL, result);
+}
+
+CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version) {
+    CUresult result = host_enter("cuCtxGetApiVersion", HOST_NEEDS_INIT);
+    host_device_t *device = NULL;
+    if (result == CUDA_SUCCESS)
+        result = version != NULL ? named_context(ctx, &device) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *version = 3020; /* the form of contexts that all drivers since 4.0 have */
+    return host_leave("cuCtxGetApiVersion", NULL, ctx, result);
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
+    CUresult result = host_enter("cuDevicePrimaryCtxGetState", HOST_NEEDS_INIT);
+    if (result == CUDA_SUCCESS && (flags == NULL || active == NULL))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && (dev < 0 || dev >= host_config()->devices))
+        result = CUDA_ERROR_INVALID_DEVICE;
+    if (result == CUDA_SUCCESS) {
+        *flags = 0;
+        *active = host_device_alive(&host_devices[dev]);
+    }
+    return host_leave("cuDevicePrimaryCtxGetState", NULL, NULL, result);
+}
+
+CUresult cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx) {
+    CUresult result = host_enter("cuCtxGetDevice_v2", HOST_NEEDS_INIT);
+    host_device_t *device = NULL;
+    if (result == CUDA_SUCCESS)
+        result = dev != NULL ? named_context(ctx, &device) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *dev = device->ordinal;
+    return host_leave("cuCtxGetDevice_v2", NULL, ctx, result);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext ctx) {
+    CUresult result = host_enter("cuCtxSynchronize_v2", HOST_NEEDS_INIT);
+    host_device_t *device = NULL;
+    if (result == CUDA_SUCCESS)
+        result = named_context(ctx, &device);
+    if (result == CUDA_SUCCESS)
+        result = synchronize("cuCtxSynchronize_v2", device);
+    return host_leave("cuCtxSynchronize_v2", NULL, ctx, result);
+}
+
 CUresult cuCtxGetDevice(CUdevice *dev) {
     CUresult result = host_enter("cuCtxGetDevice", HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS && dev == NULL)
@@ -153,7 +263,7 @@ CUresult cuCtxGetDevice(CUdevice *dev) {
 CUresult cuCtxSynchronize(void) {
     CUresult result = host_enter("cuCtxSynchronize", HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = host_device_synchronize(host_thread.current->ordinal);
+        result = synchronize("cuCtxSynchronize", host_thread.current);
     return host_leave("cuCtxSynchronize", NULL, NULL, result);
 }
 

@@ -35,6 +35,16 @@ static const struct {
     ERROR(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
+    ERROR(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"),
+    ERROR(CUDA_ERROR_CAPTURED_EVENT,
+          "operation not permitted on an event last recorded in a capturing stream"),
+    ERROR(
+        CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
+        "the graph update was not performed because it included changes which violated constraints specific "
+        "to instantiated graph update"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
           "operation would make the legacy stream depend on a capturing one"),
     ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "capture was begun by another thread"),
@@ -136,6 +146,43 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev) {
     return host_leave("cuDeviceGetUuid_v2", NULL, NULL, result);
 }
 
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
+    CUresult result = host_enter("cuDeviceTotalMem_v2", HOST_NEEDS_INIT);
+    if (result == CUDA_SUCCESS)
+        result = check(dev, bytes);
+    if (result == CUDA_SUCCESS)
+        *bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    return host_leave("cuDeviceTotalMem_v2", NULL, NULL, result);
+}
+
+/* Kernels of one device are not given memory of another, as on GPUs with no way between them. */
+CUresult cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev) {
+    CUresult result = host_enter("cuDeviceCanAccessPeer", HOST_NEEDS_INIT);
+    if (result == CUDA_SUCCESS)
+        result = check(dev, canAccessPeer);
+    if (result == CUDA_SUCCESS)
+        result = check(peerDev, canAccessPeer);
+    if (result == CUDA_SUCCESS)
+        *canAccessPeer = 0;
+    return host_leave("cuDeviceCanAccessPeer", NULL, NULL, result);
+}
+
+CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId) {
+    CUresult result = host_enter("cuDeviceGetByPCIBusId", HOST_NEEDS_INIT);
+    unsigned int domain = 0, bus = 0, slot = 0;
+    if (result == CUDA_SUCCESS && (dev == NULL || pciBusId == NULL ||
+                                   (sscanf(pciBusId, "%x:%x:%x", &domain, &bus, &slot) != 3 &&
+                                    (domain = 0, sscanf(pciBusId, "%x:%x", &bus, &slot) != 2))))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && (domain != 0 || slot != 0))
+        result = CUDA_ERROR_INVALID_DEVICE;
+    if (result == CUDA_SUCCESS)
+        result = check((int)bus - 1, dev);
+    if (result == CUDA_SUCCESS)
+        *dev = (int)bus - 1;
+    return host_leave("cuDeviceGetByPCIBusId", NULL, NULL, result);
+}
+
 CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev) {
     CUresult result = host_enter("cuDeviceGetPCIBusId", HOST_NEEDS_INIT);
     if (result == CUDA_SUCCESS)
@@ -145,15 +192,40 @@ CUresult cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev) {
     return host_leave("cuDeviceGetPCIBusId", NULL, NULL, result);
 }
 
-static CUresult attribute_value(CUdevice_attribute attribute, int *value) {
+/* What is not there is 0, as on a GPU without it; only what nobody can say is refused. */
+static CUresult attribute_value(CUdevice_attribute attribute, CUdevice dev, int *value) {
     switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
         *value = 1;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: /* 0.0, which no GPU has: it runs no kernel image */
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
+    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
+    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR:
+    case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
         *value = 0;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+        *value = dev + 1;
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1:
         *value = !host_config()->quirk_no_memory_ops;
@@ -169,6 +241,6 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     if (result == CUDA_SUCCESS)
         result = check(dev, value);
     if (result == CUDA_SUCCESS)
-        result = attribute_value(attribute, value);
+        result = attribute_value(attribute, dev, value);
     return host_leave("cuDeviceGetAttribute", NULL, NULL, result);
 }

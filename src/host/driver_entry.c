@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DRIVER_VERSION = 12080 };
-
 _Atomic uint32_t host_attention = HOST_ATTEND_INIT;
 _Thread_local host_thread_t host_thread;
 
@@ -201,6 +199,6 @@ CUresult cuDriverGetVersion(int *version) {
     if (result == CUDA_SUCCESS && version == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *version = DRIVER_VERSION;
+        *version = HOST_DRIVER_VERSION;
     return host_leave("cuDriverGetVersion", NULL, NULL, result);
 }

@@ -15,6 +15,7 @@ struct CUevent_st {
     _Atomic uint64_t place;  /* the stream's slot and its count, in one word; 0: never recorded */
     _Atomic uint64_t serial; /* of the last record; under times_lock where it is set */
     int64_t reached_ns;      /* 0: not yet; under times_lock */
+    host_captured_t captured;
 };
 _Static_assert(sizeof(struct CUevent_st) <= EVENT_BYTES, "an event fits in its slot");
 _Static_assert(HOST_MAX_STREAMS <= 1 << (64 - COUNT_BITS), "a stream's slot fits in a place");
@@ -31,6 +32,10 @@ static CUresult check(CUevent event) {
 
 static bool has_timing(CUevent event) {
     return !(event->flags & CU_EVENT_DISABLE_TIMING);
+}
+
+static bool is_captured(CUevent event) {
+    return atomic_load_explicit(&event->captured.id, memory_order_acquire) != 0;
 }
 
 static void set_place(CUevent event, host_place_t place) {
@@ -54,6 +59,8 @@ static void end(CUevent event) {
     atomic_fetch_add(&event->serial, 1); /* a mark that is still on its way finds nobody */
     pthread_mutex_unlock(&times_lock);
     atomic_store(&event->place, 0);
+    if (is_captured(event))
+        host_capture_forget(&event->captured);
     atomic_fetch_sub(&host_live_events, 1);
     host_pool_give(&host_event_pool, event);
 }
@@ -149,7 +156,9 @@ static CUresult record(CUevent event, CUstream stream) {
     if (event->device != stream->device)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = host_device_error(event->device);
-    if (result != CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && (host_capturing() || is_captured(event)))
+        result = host_capture_record(stream, &event->captured);
+    if (result != CUDA_SUCCESS || is_captured(event))
         return result;
     host_fault_t fault = host_fault_take("event", "cuEventRecord", -1);
     if (fault.kind == HOST_FAULT_FAIL)
@@ -172,6 +181,9 @@ static CUresult record(CUevent event, CUstream stream) {
 static CUresult query(CUevent event) {
     host_device_t *device = event->device;
     CUresult result = host_device_error(device);
+    if (result == CUDA_SUCCESS)
+        result =
+            is_captured(event) ? host_capture_asked(&event->captured) : host_capture_unsafe("cuEventQuery");
     if (result != CUDA_SUCCESS)
         return result;
     bool quick = host_config()->temper == HOST_QUICK;
@@ -190,6 +202,10 @@ static CUresult query(CUevent event) {
 
 static CUresult synchronize(CUevent event) {
     host_place_t place;
+    CUresult result =
+        is_captured(event) ? host_capture_asked(&event->captured) : host_capture_unsafe("cuEventSynchronize");
+    if (result != CUDA_SUCCESS)
+        return result;
     if (!get_place(event, &place))
         return host_device_error(event->device);
     return host_place_wait(place, event->device);
@@ -199,6 +215,8 @@ static CUresult elapsed(CUevent start, CUevent finish, float *milliseconds) {
     host_place_t first, last;
     if (milliseconds == NULL)
         return CUDA_ERROR_INVALID_VALUE;
+    if (is_captured(start) || is_captured(finish))
+        return host_capture_asked(is_captured(start) ? &start->captured : &finish->captured);
     if (start->device != finish->device || !has_timing(start) || !has_timing(finish) ||
         !get_place(start, &first) || !get_place(finish, &last))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -258,11 +276,24 @@ CUresult host_event_record(CUevent event, CUstream stream) {
     return result == CUDA_SUCCESS ? record(event, found) : result;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-    CUresult result = host_enter("cuEventRecord", HOST_NEEDS_CONTEXT);
+static CUresult record_call(const char *function, CUevent event, CUstream stream, unsigned int flags) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
+    if (result == CUDA_SUCCESS && flags != CU_EVENT_RECORD_DEFAULT) {
+        host_last_error("%s: the host engine has no nodes for events in a graph (flags 0x%x)", function,
+                        flags);
+        result = flags == CU_EVENT_RECORD_EXTERNAL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    }
     if (result == CUDA_SUCCESS)
         result = host_event_record(event, stream);
-    return host_leave("cuEventRecord", stream, event, result);
+    return host_leave(function, stream, event, result);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    return record_call("cuEventRecord", event, stream, CU_EVENT_RECORD_DEFAULT);
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
+    return record_call("cuEventRecordWithFlags", event, stream, flags);
 }
 
 CUresult cuEventQuery(CUevent event) {
@@ -283,32 +314,51 @@ CUresult cuEventSynchronize(CUevent event) {
     return host_leave("cuEventSynchronize", NULL, event, result);
 }
 
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end_event) {
-    CUresult result = host_enter("cuEventElapsedTime", HOST_NEEDS_CONTEXT);
+static CUresult elapsed_call(const char *function, float *milliseconds, CUevent start, CUevent finish) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
         result = check(start);
     if (result == CUDA_SUCCESS)
-        result = check(end_event);
+        result = check(finish);
     if (result == CUDA_SUCCESS)
-        result = elapsed(start, end_event, milliseconds);
-    return host_leave("cuEventElapsedTime", NULL, end_event, result);
+        result = elapsed(start, finish, milliseconds);
+    return host_leave(function, NULL, finish, result);
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end_event) {
+    return elapsed_call("cuEventElapsedTime", milliseconds, start, end_event);
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end_event) {
+    return elapsed_call("cuEventElapsedTime_v2", milliseconds, start, end_event);
+}
+
+static CUresult wait_for(CUstream stream, CUevent event) {
+    host_place_t place;
+    bool captured = false;
+    CUresult result = host_device_error(stream->device);
+    if (result == CUDA_SUCCESS && (host_capturing() || is_captured(event)))
+        result = host_capture_wait(stream, &event->captured, &captured);
+    if (result == CUDA_SUCCESS && !captured)
+        result = host_stream_barrier(stream);
+    if (result == CUDA_SUCCESS && !captured && get_place(event, &place))
+        result = host_stream_wait_place(stream, place);
+    return result;
 }
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     CUresult result = host_enter("cuStreamWaitEvent", HOST_NEEDS_CONTEXT);
     CUstream found;
-    host_place_t place;
-    if (result == CUDA_SUCCESS && flags != 0)
-        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && flags != CU_EVENT_WAIT_DEFAULT) {
+        host_last_error("cuStreamWaitEvent: the host engine has no nodes for events in a graph (flags 0x%x)",
+                        flags);
+        result = flags == CU_EVENT_WAIT_EXTERNAL ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    }
     if (result == CUDA_SUCCESS)
         result = check(event);
     if (result == CUDA_SUCCESS)
         result = host_stream_resolve(stream, &found);
     if (result == CUDA_SUCCESS)
-        result = host_device_error(found->device);
-    if (result == CUDA_SUCCESS)
-        result = host_stream_barrier(found);
-    if (result == CUDA_SUCCESS && get_place(event, &place))
-        result = host_stream_wait_place(found, place);
+        result = wait_for(found, event);
     return host_leave("cuStreamWaitEvent", stream, event, result);
 }

@@ -33,6 +33,10 @@ static void release(host_work_t *work) {
     free(work);
 }
 
+static host_work_t *again(const host_work_t *work) {
+    return host_work_copy(work, sizeof(function_work_t));
+}
+
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *userData) {
     CUresult result = host_enter("cuLaunchHostFunc", HOST_NEEDS_CONTEXT);
     function_work_t *call = NULL;
@@ -41,7 +45,8 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *userData) {
     if (result == CUDA_SUCCESS && (call = calloc(1, sizeof *call)) == NULL)
         result = CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
-        call->work = (host_work_t){.step = step, .release = release, .kind = HOST_WORK_HOST_FUNCTION};
+        call->work =
+            (host_work_t){.step = step, .release = release, .again = again, .kind = HOST_WORK_HOST_FUNCTION};
         call->function = fn;
         call->argument = userData;
         result = host_stream_submit(stream, &call->work);

@@ -159,11 +159,16 @@ CUresult host_memory_free(void *pointer) {
     CUresult result = host_device_synchronize(found.device);
     if (result != CUDA_SUCCESS)
         return result; /* it goes with its failed context */
+    return host_memory_drop(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; /* another was faster */
+}
+
+bool host_memory_drop(void *pointer) {
     area_t area;
     if (!removed((uintptr_t)pointer, &area))
-        return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
+        return false;
+    host_mempool_forget(pointer);
     unmap(&area);
-    return CUDA_SUCCESS;
+    return true;
 }
 
 void host_memory_free_all(host_device_t *device) {
@@ -191,15 +196,19 @@ void host_memory_forget(void *base) {
 
 /* ---- exported ------------------------------------------------------------------------------------- */
 
-static CUresult allocate(CUmemorytype type, size_t bytes, void **pointer) {
-    CUresult result = host_device_error(host_thread.current);
-    return result == CUDA_SUCCESS
-               ? host_memory_allocate(host_thread.current->ordinal, bytes, type, false, pointer)
-               : result;
+static CUresult allocate(const char *function, CUmemorytype type, size_t bytes, void **pointer) {
+    CUresult result = host_capture_unsafe(function);
+    if (result == CUDA_SUCCESS)
+        result = host_device_error(host_thread.current);
+    return result == CUDA_SUCCESS ? host_memory_allocate(host_thread.current->ordinal, bytes, type, false, pointer)
+                                  : result;
 }
 
-static CUresult free_typed(void *pointer, CUmemorytype type) {
+static CUresult free_typed(const char *function, void *pointer, CUmemorytype type) {
     host_memory_t found;
+    CUresult result = host_capture_unsafe(function);
+    if (result != CUDA_SUCCESS)
+        return result;
     host_memory_find(pointer, &found);
     return found.own && found.type == type ? host_memory_free(pointer) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -208,7 +217,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes) {
     CUresult result = host_enter("cuMemAlloc_v2", HOST_NEEDS_CONTEXT);
     void *pointer = NULL;
     if (result == CUDA_SUCCESS)
-        result = ptr != NULL ? allocate(CU_MEMORYTYPE_DEVICE, bytes, &pointer) : CUDA_ERROR_INVALID_VALUE;
+        result = ptr != NULL ? allocate("cuMemAlloc_v2", CU_MEMORYTYPE_DEVICE, bytes, &pointer)
+                             : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         *ptr = (CUdeviceptr)(uintptr_t)pointer;
     return host_leave("cuMemAlloc_v2", NULL, pointer, result);
@@ -218,7 +228,7 @@ CUresult cuMemFree_v2(CUdeviceptr ptr) {
     void *pointer = (void *)(uintptr_t)ptr;
     CUresult result = host_enter("cuMemFree_v2", HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = free_typed(pointer, CU_MEMORYTYPE_DEVICE);
+        result = free_typed("cuMemFree_v2", pointer, CU_MEMORYTYPE_DEVICE);
     return host_leave("cuMemFree_v2", NULL, pointer, result);
 }
 
@@ -228,14 +238,22 @@ CUresult cuMemHostAlloc(void **ptr, size_t bytes, unsigned int flags) {
     if (result == CUDA_SUCCESS && (ptr == NULL || (flags & ~known) != 0))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        result = allocate(CU_MEMORYTYPE_HOST, bytes, ptr);
+        result = allocate("cuMemHostAlloc", CU_MEMORYTYPE_HOST, bytes, ptr);
     return host_leave("cuMemHostAlloc", NULL, result == CUDA_SUCCESS ? *ptr : NULL, result);
+}
+
+CUresult cuMemAllocHost_v2(void **ptr, size_t bytes) {
+    CUresult result = host_enter("cuMemAllocHost_v2", HOST_NEEDS_CONTEXT);
+    if (result == CUDA_SUCCESS)
+        result = ptr != NULL ? allocate("cuMemAllocHost_v2", CU_MEMORYTYPE_HOST, bytes, ptr)
+                             : CUDA_ERROR_INVALID_VALUE;
+    return host_leave("cuMemAllocHost_v2", NULL, result == CUDA_SUCCESS ? *ptr : NULL, result);
 }
 
 CUresult cuMemFreeHost(void *ptr) {
     CUresult result = host_enter("cuMemFreeHost", HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = free_typed(ptr, CU_MEMORYTYPE_HOST);
+        result = free_typed("cuMemFreeHost", ptr, CU_MEMORYTYPE_HOST);
     return host_leave("cuMemFreeHost", NULL, ptr, result);
 }
 
@@ -249,23 +267,4 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *host, unsigned 
     if (result == CUDA_SUCCESS)
         *device = (CUdeviceptr)(uintptr_t)host;
     return host_leave("cuMemHostGetDevicePointer_v2", NULL, host, result);
-}
-
-CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr ptr) {
-    CUresult result = host_enter("cuPointerGetAttribute", HOST_NEEDS_INIT);
-    host_memory_t found;
-    host_memory_find((void *)(uintptr_t)ptr, &found);
-    if (result == CUDA_SUCCESS && (value == NULL || !found.own))
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS) {
-        if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
-            *(unsigned int *)value = found.type;
-        else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-            *(int *)value = found.device;
-        else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT)
-            *(CUcontext *)value = &host_devices[found.device];
-        else
-            result = CUDA_ERROR_INVALID_VALUE;
-    }
-    return host_leave("cuPointerGetAttribute", NULL, (void *)(uintptr_t)ptr, result);
 }

@@ -76,6 +76,11 @@ CUresult host_stream_follow(CUstream waiter, CUstream signaller) {
     CUresult result = host_stream_resolve(waiter, &behind);
     if (result == CUDA_SUCCESS)
         result = host_stream_resolve(signaller, &ahead);
+    bool captured = false;
+    if (result == CUDA_SUCCESS && host_capturing())
+        result = host_capture_follow(behind, ahead, &captured);
+    if (captured)
+        return result;
     if (result == CUDA_SUCCESS)
         result = host_stream_barrier(ahead);
     if (result == CUDA_SUCCESS)
@@ -91,6 +96,12 @@ CUresult host_stream_submit(CUstream handle, host_work_t *work) {
     if (atomic_load_explicit(&host_attention, memory_order_relaxed) & HOST_ATTEND_LOCK)
         host_driver_pass();
     host_device_t *device = stream->device;
+    bool captured = false;
+    if (host_capturing()) {
+        result = host_capture_work(stream, work, &captured);
+        if (captured || result != CUDA_SUCCESS)
+            return result;
+    }
     bool synchronous = host_config()->launch_blocking && work->kind != HOST_WORK_MARK;
     result = host_gate_launch(device, work);
     if (result != CUDA_SUCCESS)

@@ -32,6 +32,8 @@ void host_stream_close(CUstream stream) {
     uint32_t live = HOST_MAGIC_STREAM;
     if (!atomic_compare_exchange_strong(&stream->magic, &live, HOST_MAGIC_DEAD))
         return;
+    if (atomic_load(&stream->capture) != 0)
+        host_capture_abandon(stream);
     pthread_mutex_lock(&stream->lock);
     if (!(stream->flags & (HOST_STREAM_LEGACY | HOST_STREAM_PER_THREAD)))
         atomic_fetch_sub(&host_live_streams, 1);
@@ -164,28 +166,33 @@ CUresult host_stream_device(CUstream handle, int *device) {
     return result;
 }
 
-CUresult host_stream_capturing(CUstream handle, bool *capturing) {
-    CUstream stream;
-    *capturing = false;
-    return host_stream_resolve(handle, &stream);
-}
-
 /* ---- exported ------------------------------------------------------------------------------------- */
+
+static CUresult create(CUstream *stream, unsigned int flags, int priority) {
+    if (stream == NULL || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = host_device_error(host_thread.current);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (priority > HOST_PRIORITY_LEAST)
+        priority = HOST_PRIORITY_LEAST;
+    if (priority < HOST_PRIORITY_GREATEST)
+        priority = HOST_PRIORITY_GREATEST;
+    return host_stream_make(host_thread.current, flags, priority, stream);
+}
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
     CUresult result = host_enter("cuStreamCreateWithPriority", HOST_NEEDS_CONTEXT);
-    if (result == CUDA_SUCCESS && (stream == NULL || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0))
-        result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        result = host_device_error(host_thread.current);
-    if (result == CUDA_SUCCESS) {
-        if (priority > HOST_PRIORITY_LEAST)
-            priority = HOST_PRIORITY_LEAST;
-        if (priority < HOST_PRIORITY_GREATEST)
-            priority = HOST_PRIORITY_GREATEST;
-        result = host_stream_make(host_thread.current, flags, priority, stream);
-    }
+        result = create(stream, flags, priority);
     return host_leave("cuStreamCreateWithPriority", result == CUDA_SUCCESS ? *stream : NULL, NULL, result);
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
+    CUresult result = host_enter("cuStreamCreate", HOST_NEEDS_CONTEXT);
+    if (result == CUDA_SUCCESS)
+        result = create(stream, flags, HOST_PRIORITY_LEAST);
+    return host_leave("cuStreamCreate", result == CUDA_SUCCESS ? *stream : NULL, NULL, result);
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
@@ -222,6 +229,8 @@ CUresult cuStreamQuery(CUstream stream) {
     if (result == CUDA_SUCCESS)
         result = host_stream_resolve(stream, &found);
     if (result == CUDA_SUCCESS)
+        result = host_capture_ask("cuStreamQuery", found);
+    if (result == CUDA_SUCCESS)
         result = query(found);
     return host_leave("cuStreamQuery", stream, NULL, result);
 }
@@ -232,26 +241,66 @@ CUresult cuStreamSynchronize(CUstream stream) {
     if (result == CUDA_SUCCESS)
         result = host_stream_resolve(stream, &found);
     if (result == CUDA_SUCCESS)
+        result = host_capture_ask("cuStreamSynchronize", found);
+    if (result == CUDA_SUCCESS)
         result = host_stream_synchronize(found);
     return host_leave("cuStreamSynchronize", stream, NULL, result);
 }
 
-CUresult cuStreamGetId(CUstream stream, unsigned long long *id) {
-    CUresult result = host_enter("cuStreamGetId", HOST_NEEDS_CONTEXT);
-    CUstream found;
+/* In and out of a call that only reads what a stream is. */
+static CUresult look_at(const char *function, CUstream handle, const void *out, CUstream *stream) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = id != NULL ? host_stream_resolve(stream, &found) : CUDA_ERROR_INVALID_VALUE;
+        result = out != NULL ? host_stream_resolve(handle, stream) : CUDA_ERROR_INVALID_VALUE;
+    return host_leave(function, handle, NULL, result);
+}
+
+CUresult cuStreamGetId(CUstream stream, unsigned long long *id) {
+    CUstream found;
+    CUresult result = look_at("cuStreamGetId", stream, id, &found);
     if (result == CUDA_SUCCESS)
         *id = found->id;
-    return host_leave("cuStreamGetId", stream, NULL, result);
+    return result;
 }
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *ctx) {
-    CUresult result = host_enter("cuStreamGetCtx", HOST_NEEDS_CONTEXT);
     CUstream found;
-    if (result == CUDA_SUCCESS)
-        result = ctx != NULL ? host_stream_resolve(stream, &found) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = look_at("cuStreamGetCtx", stream, ctx, &found);
     if (result == CUDA_SUCCESS)
         *ctx = found->device;
-    return host_leave("cuStreamGetCtx", stream, NULL, result);
+    return result;
+}
+
+CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *ctx, CUgreenCtx *greenCtx) {
+    CUstream found;
+    CUresult result = look_at("cuStreamGetCtx_v2", stream, ctx, &found);
+    if (result == CUDA_SUCCESS)
+        *ctx = found->device;
+    if (result == CUDA_SUCCESS && greenCtx != NULL)
+        *greenCtx = NULL; /* there are none */
+    return result;
+}
+
+CUresult cuStreamGetDevice(CUstream stream, CUdevice *dev) {
+    CUstream found;
+    CUresult result = look_at("cuStreamGetDevice", stream, dev, &found);
+    if (result == CUDA_SUCCESS)
+        *dev = found->device->ordinal;
+    return result;
+}
+
+CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags) {
+    CUstream found;
+    CUresult result = look_at("cuStreamGetFlags", stream, flags, &found);
+    if (result == CUDA_SUCCESS)
+        *flags = found->flags & CU_STREAM_NON_BLOCKING;
+    return result;
+}
+
+CUresult cuStreamGetPriority(CUstream stream, int *priority) {
+    CUstream found;
+    CUresult result = look_at("cuStreamGetPriority", stream, priority, &found);
+    if (result == CUDA_SUCCESS)
+        *priority = found->priority;
+    return result;
 }

@@ -1,11 +1,10 @@
-/* Copies and fills in stream order, and words in memory that a stream waits for or writes. */
+/* Copies and fills. Those with a stream are its next item; the others are the legacy stream's, and waited
+ * for. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-host_bell_t host_memory_bell;
 
 /* A pointer that an item is going to use: an area of ours must hold all of it, and other memory is the
  * process's own business unless the settings say that device pointers must be ours. */
@@ -20,26 +19,41 @@ static CUresult check_range(const void *pointer, size_t bytes, bool device_side)
     return bytes <= found.bytes - offset ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- copies and fills ----------------------------------------------------------------------------- */
-
 typedef struct {
     host_work_t work;
     void *to;
     const void *from; /* NULL: fill */
-    unsigned char value;
+    uint32_t value;
+    size_t size; /* of an element that is filled in */
 } transfer_t;
 
+static void fill(const transfer_t *transfer) {
+    const size_t count = transfer->work.bytes / transfer->size;
+    if (transfer->size == 1)
+        memset(transfer->to, (int)transfer->value, count);
+    else if (transfer->size == 2)
+        for (size_t i = 0; i < count; i++)
+            ((uint16_t *)transfer->to)[i] = (uint16_t)transfer->value;
+    else
+        for (size_t i = 0; i < count; i++)
+            ((uint32_t *)transfer->to)[i] = transfer->value;
+}
+
 static host_progress_t transfer_step(host_work_t *work) {
-    transfer_t *transfer = (transfer_t *)work;
+    const transfer_t *transfer = (transfer_t *)work;
     if (transfer->from != NULL)
         memmove(transfer->to, transfer->from, work->bytes);
     else
-        memset(transfer->to, transfer->value, work->bytes);
+        fill(transfer);
     return HOST_DONE;
 }
 
 static void release(host_work_t *work) {
     free(work);
+}
+
+static host_work_t *again(const host_work_t *work) {
+    return host_work_copy(work, sizeof(transfer_t));
 }
 
 static CUresult transfer(CUstream stream, const transfer_t *wanted, size_t bytes) {
@@ -51,115 +65,139 @@ static CUresult transfer(CUstream stream, const transfer_t *wanted, size_t bytes
     if (made == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *made = *wanted;
-    made->work =
-        (host_work_t){.step = transfer_step, .release = release, .kind = HOST_WORK_COPY, .bytes = bytes};
+    made->work = (host_work_t){
+        .step = transfer_step, .release = release, .again = again, .kind = HOST_WORK_COPY, .bytes = bytes};
     CUresult result = host_stream_submit(stream, &made->work);
     if (result != CUDA_SUCCESS)
         free(made);
     return result;
 }
 
-static CUresult copy(const char *function, void *to, bool to_device, const void *from, bool from_device,
-                     size_t bytes, CUstream stream) {
-    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
-    if (result == CUDA_SUCCESS && bytes != 0)
-        result = check_range(to, bytes, to_device);
-    if (result == CUDA_SUCCESS && bytes != 0)
-        result = check_range(from, bytes, from_device);
+/* In the legacy stream, and waited for. */
+static CUresult transfer_now(const transfer_t *wanted, size_t bytes) {
+    CUstream legacy;
+    CUresult result = host_stream_resolve(CU_STREAM_LEGACY, &legacy);
     if (result == CUDA_SUCCESS)
-        result = transfer(stream, &(transfer_t){.to = to, .from = from}, bytes);
-    return host_leave(function, stream, to, result);
+        result = transfer(legacy, wanted, bytes);
+    return result == CUDA_SUCCESS ? host_stream_synchronize(legacy) : result;
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
-    return copy("cuMemcpyAsync", (void *)(uintptr_t)dst, false, (const void *)(uintptr_t)src, false, bytes,
-                stream);
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream) {
-    return copy("cuMemcpyHtoDAsync_v2", (void *)(uintptr_t)dst, true, src, false, bytes, stream);
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t bytes, CUstream stream) {
-    return copy("cuMemcpyDtoHAsync_v2", dst, false, (const void *)(uintptr_t)src, true, bytes, stream);
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t bytes, CUstream stream) {
-    void *to = (void *)(uintptr_t)dst;
-    CUresult result = host_enter("cuMemsetD8Async", HOST_NEEDS_CONTEXT);
-    if (result == CUDA_SUCCESS && bytes != 0)
-        result = check_range(to, bytes, true);
-    if (result == CUDA_SUCCESS)
-        result = transfer(stream, &(transfer_t){.to = to, .value = value}, bytes);
-    return host_leave("cuMemsetD8Async", stream, to, result);
-}
-
-/* ---- words ---------------------------------------------------------------------------------------- */
+/* ---- copies --------------------------------------------------------------------------------------- */
 
 typedef struct {
-    host_work_t work;
-    _Atomic uint32_t *word;
-    uint32_t value;
-} word_t;
+    const void *pointer;
+    bool device;
+} side_t;
 
-static host_progress_t wait_step(host_work_t *work) {
-    word_t *wait = (word_t *)work;
-    work->bell = &host_memory_bell;
-    work->bell_seen = host_bell_look(&host_memory_bell);
-    /* the comparison is cyclic, as the driver defines it */
-    uint32_t distance = atomic_load_explicit(wait->word, memory_order_acquire) - wait->value;
-    return (int32_t)distance >= 0 ? HOST_DONE : HOST_BLOCKED;
+static side_t device_side(CUdeviceptr pointer) {
+    return (side_t){(const void *)(uintptr_t)pointer, true};
+}
+static side_t host_side(const void *pointer) {
+    return (side_t){pointer, false};
+}
+static side_t either_side(CUdeviceptr pointer) {
+    return (side_t){(const void *)(uintptr_t)pointer, false};
 }
 
-static host_progress_t write_step(host_work_t *work) {
-    word_t *write = (word_t *)work;
-    atomic_store_explicit(write->word, write->value, memory_order_release);
-    host_bell_ring(&host_memory_bell);
-    return HOST_DONE;
-}
-
-static CUresult submit_word(CUstream stream, CUdeviceptr address, uint32_t value, bool is_wait) {
-    if (host_config()->quirk_no_memory_ops)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    host_memory_t found;
-    host_memory_find((void *)(uintptr_t)address, &found);
-    /* a device can wait only for memory that it maps */
-    if (!found.own || address % sizeof(uint32_t) != 0 ||
-        check_range((void *)(uintptr_t)address, sizeof(uint32_t), true) != CUDA_SUCCESS)
-        return CUDA_ERROR_INVALID_VALUE;
-    word_t *word = malloc(sizeof *word);
-    if (word == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    word->work = (host_work_t){
-        .step = is_wait ? wait_step : write_step,
-        .release = release,
-        .kind = HOST_WORK_MARK,
-        .unrung = is_wait, /* the host may store the value with no word to anybody */
-    };
-    word->word = (_Atomic uint32_t *)(uintptr_t)address;
-    word->value = value;
-    CUresult result = host_stream_submit(stream, &word->work);
-    if (result != CUDA_SUCCESS)
-        free(word);
+static CUresult check_copy(side_t to, side_t from, size_t bytes) {
+    CUresult result = bytes != 0 ? check_range(to.pointer, bytes, to.device) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS && bytes != 0)
+        result = check_range(from.pointer, bytes, from.device);
     return result;
 }
 
-CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
-    CUresult result = host_enter("cuStreamWaitValue32_v2", HOST_NEEDS_CONTEXT);
-    if (result == CUDA_SUCCESS && flags != CU_STREAM_WAIT_VALUE_GEQ) {
-        host_last_error("cuStreamWaitValue32: the host engine knows the comparison GEQ only");
-        result = CUDA_ERROR_NOT_SUPPORTED;
-    }
+static CUresult copy(const char *function, side_t to, side_t from, size_t bytes, CUstream stream) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = submit_word(stream, addr, value, true);
-    return host_leave("cuStreamWaitValue32_v2", stream, (void *)(uintptr_t)addr, result);
+        result = check_copy(to, from, bytes);
+    if (result == CUDA_SUCCESS)
+        result =
+            transfer(stream, &(transfer_t){.to = (void *)(uintptr_t)to.pointer, .from = from.pointer}, bytes);
+    return host_leave(function, stream, to.pointer, result);
 }
 
-CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) {
-    CUresult result = host_enter("cuStreamWriteValue32_v2", HOST_NEEDS_CONTEXT);
-    if (result == CUDA_SUCCESS && flags != CU_STREAM_WRITE_VALUE_DEFAULT)
-        result = CUDA_ERROR_INVALID_VALUE;
+static CUresult copy_now(const char *function, side_t to, side_t from, size_t bytes) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS)
-        result = submit_word(stream, addr, value, false);
-    return host_leave("cuStreamWriteValue32_v2", stream, (void *)(uintptr_t)addr, result);
+        result = host_capture_unsafe(function);
+    if (result == CUDA_SUCCESS)
+        result = check_copy(to, from, bytes);
+    if (result == CUDA_SUCCESS)
+        result =
+            transfer_now(&(transfer_t){.to = (void *)(uintptr_t)to.pointer, .from = from.pointer}, bytes);
+    return host_leave(function, NULL, to.pointer, result);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
+    return copy("cuMemcpyAsync", either_side(dst), either_side(src), bytes, stream);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream) {
+    return copy("cuMemcpyHtoDAsync_v2", device_side(dst), host_side(src), bytes, stream);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t bytes, CUstream stream) {
+    return copy("cuMemcpyDtoHAsync_v2", host_side(dst), device_side(src), bytes, stream);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
+    return copy("cuMemcpyDtoDAsync_v2", device_side(dst), device_side(src), bytes, stream);
+}
+
+CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
+    return copy_now("cuMemcpy", either_side(dst), either_side(src), bytes);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes) {
+    return copy_now("cuMemcpyHtoD_v2", device_side(dst), host_side(src), bytes);
+}
+
+CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes) {
+    return copy_now("cuMemcpyDtoH_v2", host_side(dst), device_side(src), bytes);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
+    return copy_now("cuMemcpyDtoD_v2", device_side(dst), device_side(src), bytes);
+}
+
+/* ---- fills ---------------------------------------------------------------------------------------- */
+
+static CUresult fill_call(const char *function, CUdeviceptr dst, uint32_t value, size_t size, size_t count,
+                          CUstream stream, bool wait) {
+    void *to = (void *)(uintptr_t)dst;
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
+    if (result == CUDA_SUCCESS && (dst % size != 0 || count > SIZE_MAX / size))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && wait)
+        result = host_capture_unsafe(function);
+    if (result == CUDA_SUCCESS && count != 0)
+        result = check_range(to, count * size, true);
+    transfer_t wanted = {.to = to, .value = value, .size = size};
+    if (result == CUDA_SUCCESS)
+        result = wait ? transfer_now(&wanted, count * size) : transfer(stream, &wanted, count * size);
+    return host_leave(function, stream, to, result);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
+    return fill_call("cuMemsetD8Async", dst, value, sizeof value, count, stream, false);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t count, CUstream stream) {
+    return fill_call("cuMemsetD16Async", dst, value, sizeof value, count, stream, false);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count, CUstream stream) {
+    return fill_call("cuMemsetD32Async", dst, value, sizeof value, count, stream, false);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count) {
+    return fill_call("cuMemsetD8_v2", dst, value, sizeof value, count, NULL, true);
+}
+
+CUresult cuMemsetD16_v2(CUdeviceptr dst, unsigned short value, size_t count) {
+    return fill_call("cuMemsetD16_v2", dst, value, sizeof value, count, NULL, true);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned int value, size_t count) {
+    return fill_call("cuMemsetD32_v2", dst, value, sizeof value, count, NULL, true);
 }

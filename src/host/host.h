@@ -126,6 +126,9 @@ struct host_work {
     host_work_t *next;
     host_progress_t (*step)(host_work_t *work);
     void (*release)(host_work_t *work); /* frees the item; called once, after DONE or when its context died */
+    /* A fresh item that does the same, for each launch of a graph that has captured this one, which itself is
+     * never run; NULL in what cannot be captured. */
+    host_work_t *(*again)(const host_work_t *work);
     host_work_kind_t kind;
     size_t bytes; /* payload; a poller runs items up to HOST_POLL_BYTES only */
     int device;   /* filled by submit */
@@ -140,6 +143,8 @@ struct host_work {
 #define HOST_POLL_BYTES (16 * 1024)
 #define HOST_POLL_NS (50 * 1000)
 
+/* What `again` mostly is: a copy of an item of so many bytes that has never run; NULL: no memory. */
+host_work_t *host_work_copy(const host_work_t *work, size_t bytes);
 /* Queue work on a stream (NULL and the legacy and per-thread handles included), at the launch cost and depth
  * of the temper. On an error the item is not queued and not released. It may step and release the item before
  * it returns (quick), and it may block the caller (gpulike with a full launch queue, launch_blocking): hold
@@ -147,7 +152,8 @@ struct host_work {
 CUresult host_stream_submit(CUstream stream, host_work_t *work);
 /* The device a stream belongs to, or an error for a dead or foreign handle. */
 CUresult host_stream_device(CUstream stream, int *device);
-CUresult host_stream_capturing(CUstream stream, bool *capturing);
+/* Which capture the stream is part of, 0 for none. */
+CUresult host_stream_capturing(CUstream stream, uint64_t *capture);
 /* Make `waiter` wait for what is now queued on `signaller` (a record and a wait, in one). */
 CUresult host_stream_follow(CUstream waiter, CUstream signaller);
 CUresult host_event_record(CUevent event, CUstream stream);

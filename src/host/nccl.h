@@ -7,6 +7,7 @@
  *   nccl_group.c       the thread-local group machine, jobs
  *   nccl_launch.c      from the tasks of a group to kernels on streams
  *   nccl_contact.c     the first use of a function or a peer
+ *   nccl_capture.c     operations on streams that are being captured
  *   nccl_kernel.c      what every kernel does around its own work: turn, faults, abort
  *   nccl_collective.c  eight collectives as one state machine
  *   nccl_message.c     send and receive
@@ -276,6 +277,7 @@ struct ncclComm {
     _Atomic int32_t inside;   /* the misuse detector's: the thread that is inside a call */
     host_bell_t quiet;        /* rung when one of these two may have become 0, and by abort */
     struct ncclComm *parent;  /* while it is being split off: the parent's abort ends it too */
+    _Atomic uint32_t graphs;  /* nodes of live graphs that are its operations */
     bool finalize_called, finalized;
     _Atomic bool reclaim_queued; /* destroyed or aborted, if the group it was done in does not fail */
     uint32_t arrival;            /* of the last chunk; only the kernel whose turn it is counts on */
@@ -432,7 +434,9 @@ ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task);
 ncclResult_t host_launch_group(host_plan_t **plans);
 /* All but the launch; *microseconds is written if there is a collective to estimate. */
 ncclResult_t host_launch_simulated(host_plan_t **plans, float *microseconds);
-/* Put a kernel on a stream; on an error it is freed. */
+/* Give a kernel its turn, after all that was launched before: the next thing is to put it on a stream. */
+void host_kernel_prepare(host_kernel_t *kernel, ncclComm_t comm);
+/* Both; on an error it is freed. */
 ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream stream);
 host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task);
 host_kernel_t *host_solo_new(const host_task_t *task);
@@ -446,6 +450,13 @@ void host_rma_free(host_rma_t *list);
 /* With rmaEagerInit a communicator has its signals from the beginning. */
 ncclResult_t host_rma_begin(ncclComm_t comm);
 void host_windows_free(ncclComm_t comm);
+
+/* ---- captured operations (nccl_capture.c) -------------------------------------------------------- */
+
+/* A collective, or the messages of a group, on a stream that is being captured. */
+ncclResult_t host_capture_tasks(ncclComm_t comm, const host_task_t *tasks, CUstream stream);
+/* Until no graph is left that holds one, or, if asked, the communicator is stopped. */
+void host_graphs_wait(ncclComm_t comm, bool until_stopped);
 
 /* ---- mismatches (nccl_report.c) ------------------------------------------------------------------ */
 

@@ -69,6 +69,9 @@ static ncclResult_t check(const char *function, ncclComm_t comm, host_task_t *ta
 static ncclResult_t run_solo(ncclComm_t comm, const host_task_t *task) {
     if (host_comm_stopped(comm))
         return ncclSuccess;
+    uint64_t capture = 0;
+    if (host_stream_capturing(task->stream, &capture) == CUDA_SUCCESS && capture != 0)
+        return host_capture_tasks(comm, task, task->stream);
     return host_kernel_submit(host_solo_new(task), comm, task->stream);
 }
 

@@ -52,6 +52,8 @@ static ncclResult_t run_finalize(host_job_t *job) {
     ncclResult_t result = host_comm_fault(comm, "finalize", "ncclCommFinalize");
     if (result == ncclSuccess)
         result = drain(comm);
+    if (result == ncclSuccess)
+        host_graphs_wait(comm, true);
     if (result == ncclSuccess) {
         say_finalized(comm, clique);
         result = wait_finalized(comm, clique);
@@ -152,6 +154,8 @@ ncclResult_t host_comm_reclaim(ncclComm_t comm) {
     }
     if (!host_clique_leave(comm, &members))
         return result;
+    for (ncclComm_t member = members; member != NULL; member = member->next_member)
+        host_graphs_wait(member, false); /* also after an abort: so does NCCL */
     result = finalize_all(members);
     while (members != NULL) {
         ncclComm_t next = members->next_member;

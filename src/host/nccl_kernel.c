@@ -171,18 +171,22 @@ static host_progress_t step_solo(host_work_t *work) {
     return kernel->advance(kernel);
 }
 
-ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream stream) {
-    if (kernel == NULL)
-        return host_fail(ncclSystemError, "out of memory");
+void host_kernel_prepare(host_kernel_t *kernel, ncclComm_t comm) {
     kernel->work.step = kernel->solo ? step_solo : step;
     kernel->work.release = release;
     kernel->work.kind = HOST_WORK_KERNEL;
     kernel->comm = comm;
     if (!kernel->solo)
         kernel->ticket = atomic_fetch_add(&comm->order->issued, 1);
+    host_comm_hold(comm);
+}
+
+ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream stream) {
+    if (kernel == NULL)
+        return host_fail(ncclSystemError, "out of memory");
+    host_kernel_prepare(kernel, comm);
     bool solo = kernel->solo;
     const char *name = kernel->name;
-    host_comm_hold(comm);
     CUresult status = host_stream_submit(stream, &kernel->work);
     if (status == CUDA_SUCCESS)
         return ncclSuccess;

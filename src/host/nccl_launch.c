@@ -41,9 +41,9 @@ static void restore_device(int before) {
         host_set_current_device(before);
 }
 
-static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
+/* *capture: of which the stream is part, 0 for none. */
+static ncclResult_t check_stream(ncclComm_t comm, CUstream stream, uint64_t *capture) {
     int device;
-    bool capturing = false;
     CUresult status = host_stream_device(stream, &device);
     if (status != CUDA_SUCCESS)
         return host_fail(ncclUnhandledCudaError, "the stream %p is not one of this engine's (CUDA error %d)",
@@ -52,9 +52,10 @@ static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
         return host_fail(ncclUnhandledCudaError,
                          "the stream belongs to device %d, the communicator to device %d", device,
                          comm->device);
-    status = host_stream_capturing(stream, &capturing);
-    if (status != CUDA_SUCCESS || capturing)
-        return host_fail(ncclInvalidUsage, "the host engine does not capture NCCL operations");
+    status = host_stream_capturing(stream, capture);
+    if (status != CUDA_SUCCESS)
+        return host_fail(ncclUnhandledCudaError, "the stream's capture is broken (CUDA error %d)",
+                         (int)status);
     return ncclSuccess;
 }
 
@@ -62,12 +63,31 @@ static ncclResult_t check_stream(ncclComm_t comm, CUstream stream) {
 
 /* The event of a call's config is reached when all before the kernel is done. NCCL has it when the kernel has
  * started everywhere, or at this same place where CUDA is older than 12.3. */
-static ncclResult_t launch_collective(ncclComm_t comm, const host_task_t *task, CUstream stream) {
+static ncclResult_t launch_collective(ncclComm_t comm, const host_task_t *task, CUstream stream,
+                                      uint64_t capture) {
     CUresult status = task->launched != NULL ? host_event_record(task->launched, stream) : CUDA_SUCCESS;
     if (status != CUDA_SUCCESS)
         return host_fail(ncclUnhandledCudaError,
                          "the launch completion event cannot be recorded (CUDA error %d)", (int)status);
-    return host_kernel_submit(host_collective_new(comm, task), comm, stream);
+    if (capture == 0)
+        return host_kernel_submit(host_collective_new(comm, task), comm, stream);
+    host_task_t alone = *task;
+    alone.next = NULL;
+    return host_capture_tasks(comm, &alone, stream);
+}
+
+static ncclResult_t launch_messages(ncclComm_t comm, const host_task_t *tasks, CUstream stream,
+                                    uint64_t capture) {
+    return capture == 0 ? host_kernel_submit(host_message_new(comm, tasks), comm, stream)
+                        : host_capture_tasks(comm, tasks, stream);
+}
+
+static ncclResult_t launch_rma(host_plan_t *plan, CUstream stream, uint64_t capture) {
+    if (capture != 0)
+        return host_fail(ncclInvalidUsage, "the host engine does not capture one-sided operations");
+    host_kernel_t *kernel = host_rma_new(plan->rma);
+    plan->rma = kernel != NULL ? NULL : plan->rma;
+    return host_kernel_submit(kernel, plan->comm, stream);
 }
 
 static ncclResult_t check_available(const host_task_t *task) {
@@ -78,12 +98,12 @@ static ncclResult_t check_available(const host_task_t *task) {
 }
 
 static ncclResult_t launch_task(ncclComm_t comm, const host_task_t *task) {
-    ncclResult_t result = check_stream(comm, task->stream);
+    uint64_t capture;
+    ncclResult_t result = check_stream(comm, task->stream, &capture);
     if (result != ncclSuccess)
         return result;
-    if (task->function < HOST_COLLECTIVES)
-        return launch_collective(comm, task, task->stream);
-    return host_kernel_submit(host_message_new(comm, task), comm, task->stream);
+    return task->function < HOST_COLLECTIVES ? launch_collective(comm, task, task->stream, capture)
+                                             : launch_messages(comm, task, task->stream, capture);
 }
 
 ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task) {
@@ -154,24 +174,34 @@ static ncclResult_t follow(CUstream waiter, CUstream signaller) {
                      (int)status);
 }
 
+/* All are part of one capture, or none is of any. */
+static ncclResult_t check_streams(const host_plan_t *plan, uint64_t *capture) {
+    ncclResult_t result = check_stream(plan->comm, plan->streams[0], capture);
+    for (int i = 1; i < plan->stream_count && result == ncclSuccess; i++) {
+        uint64_t other;
+        result = check_stream(plan->comm, plan->streams[i], &other);
+        if (result == ncclSuccess && other != *capture)
+            result = host_fail(ncclInvalidUsage,
+                               "the streams of a communicator in a group must all be captured by one graph, "
+                               "or none of them");
+    }
+    return result;
+}
+
 /* All streams of the communicator form one barrier, and the kernels are on the one that was seen last. */
 static ncclResult_t launch_kernels(host_plan_t *plan) {
     int others = plan->stream_count - 1;
     CUstream stream = plan->streams[others];
-    ncclResult_t result = ncclSuccess;
-    for (int i = 0; i <= others && result == ncclSuccess; i++)
-        result = check_stream(plan->comm, plan->streams[i]);
+    uint64_t capture = 0;
+    ncclResult_t result = check_streams(plan, &capture);
     for (int i = 0; i < others && result == ncclSuccess; i++)
         result = follow(stream, plan->streams[i]);
-    if (plan->rma != NULL && result == ncclSuccess) {
-        host_kernel_t *kernel = host_rma_new(plan->rma);
-        plan->rma = kernel != NULL ? NULL : plan->rma;
-        result = host_kernel_submit(kernel, plan->comm, stream);
-    }
+    if (plan->rma != NULL && result == ncclSuccess)
+        result = launch_rma(plan, stream, capture);
     for (host_task_t *task = plan->collectives; task != NULL && result == ncclSuccess; task = task->next)
-        result = launch_collective(plan->comm, task, stream);
+        result = launch_collective(plan->comm, task, stream, capture);
     if (plan->messages != NULL && result == ncclSuccess)
-        result = host_kernel_submit(host_message_new(plan->comm, plan->messages), plan->comm, stream);
+        result = launch_messages(plan->comm, plan->messages, stream, capture);
     for (int i = 0; i < others && result == ncclSuccess; i++)
         result = follow(plan->streams[i], stream);
     return result;
