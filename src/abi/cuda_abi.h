@@ -85,7 +85,8 @@ typedef enum {
     CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR = 123,
     CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,
     CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED = 125,
-    CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132
+    CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132,
+    CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED = 144
 } CUdevice_attribute;
 
 typedef enum {
@@ -174,6 +175,18 @@ typedef struct {
     CUgraphNode errorNode;
     CUgraphNode errorFromNode;
 } CUgraphExecUpdateResultInfo;
+
+typedef enum {
+    CUDA_GRAPH_INSTANTIATE_SUCCESS = 0,
+    CUDA_GRAPH_INSTANTIATE_ERROR = 1
+} CUgraphInstantiateResult;
+
+typedef struct {
+    cuuint64_t flags;
+    CUstream hUploadStream;
+    CUgraphNode hErrNode_out;
+    CUgraphInstantiateResult result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
 
 #define CU_GET_PROC_ADDRESS_DEFAULT 0
 #define CU_GET_PROC_ADDRESS_LEGACY_STREAM 1

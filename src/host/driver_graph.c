@@ -220,17 +220,33 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
-    CUresult result = host_enter("cuGraphInstantiateWithFlags", HOST_NEEDS_CONTEXT);
+static CUresult instantiate_call(const char *function, CUgraphExec *exec, CUgraph graph,
+                                 unsigned long long flags) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
     if (result == CUDA_SUCCESS && flags != 0) {
-        host_last_error("cuGraphInstantiate: the host engine knows none of the flags 0x%llx", flags);
+        host_last_error("%s: the host engine knows none of the flags 0x%llx", function, flags);
         result = CUDA_ERROR_NOT_SUPPORTED;
     }
     pthread_mutex_lock(&handles_lock);
     if (result == CUDA_SUCCESS)
         result = exec != NULL && is_graph(graph) ? instantiate(exec, graph) : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&handles_lock);
-    return host_leave("cuGraphInstantiateWithFlags", NULL, graph, result);
+    return host_leave(function, NULL, graph, result);
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    return instantiate_call("cuGraphInstantiateWithFlags", exec, graph, flags);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                      CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+    if (parameters == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = instantiate_call("cuGraphInstantiateWithParams", exec, graph, parameters->flags);
+    parameters->hErrNode_out = NULL;
+    parameters->result_out =
+        result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    return result;
 }
 
 static CUgraphExec *find_executable(CUgraphExec exec) {

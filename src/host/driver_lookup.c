@@ -14,8 +14,9 @@ typedef struct {
 #define FUNCTION(need, since, result, name, parameters) {#name, since, (void *)name},
 static const function_t functions[] = {
     PN_CUDA_SYMBOLS(FUNCTION) PN_CUDA_REST(FUNCTION)
-    /* CUDA 12 gave a function of five arguments this one's name */
+    /* names that cuda.h gives to functions with others */
     {"cuGraphInstantiate", CUDA_SINCE(12, 0), (void *)cuGraphInstantiateWithFlags},
+    {"cuDeviceGetUuid", CUDA_SINCE(9, 2), (void *)cuDeviceGetUuid_v2},
 };
 #undef FUNCTION
 
@@ -66,4 +67,20 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cu
             *symbolStatus = status;
     }
     return host_leave("cuGetProcAddress_v2", NULL, NULL, result);
+}
+
+/* Functions without names, by which NVIDIA's own libraries (the CUDA runtime is one) reach into the driver.
+ */
+CUresult cuGetExportTable(const void **table, const CUuuid *id) {
+    CUresult result = host_enter("cuGetExportTable", HOST_NEEDS_NOTHING);
+    if (result == CUDA_SUCCESS && (table == NULL || id == NULL))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) {
+        *table = NULL;
+        host_last_error(
+            "cuGetExportTable: the host engine has no such table; the CUDA runtime library does not "
+            "run on it");
+        result = CUDA_ERROR_NOT_FOUND;
+    }
+    return host_leave("cuGetExportTable", NULL, NULL, result);
 }

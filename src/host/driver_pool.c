@@ -29,6 +29,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all that foll
 static loan_t *loans;
 static CUmemoryPool made; /* by cuMemPoolCreate */
 static struct CUmemPoolHandle_st defaults[HOST_MAX_DEVICES];
+static struct CUmemPoolHandle_st
+    host_defaults[HOST_MAX_DEVICES];           /* of the host's memory, with each context */
 static CUmemoryPool current[HOST_MAX_DEVICES]; /* what cuMemAllocAsync takes from; NULL: the default */
 
 static void begin(CUmemoryPool pool, host_device_t *device, CUmemorytype type) {
@@ -37,15 +39,16 @@ static void begin(CUmemoryPool pool, host_device_t *device, CUmemorytype type) {
         pool->values[i] = 1;
 }
 
-static CUmemoryPool default_pool(int ordinal) {
-    CUmemoryPool pool = &defaults[ordinal];
+static CUmemoryPool default_pool(int ordinal, CUmemorytype type) {
+    CUmemoryPool pool = type == CU_MEMORYTYPE_DEVICE ? &defaults[ordinal] : &host_defaults[ordinal];
     if (pool->magic != MAGIC_POOL)
-        begin(pool, &host_devices[ordinal], CU_MEMORYTYPE_DEVICE);
+        begin(pool, &host_devices[ordinal], type);
     return pool;
 }
 
 static bool is_default(CUmemoryPool pool) {
-    return pool >= defaults && pool < defaults + HOST_MAX_DEVICES;
+    return (pool >= defaults && pool < defaults + HOST_MAX_DEVICES) ||
+           (pool >= host_defaults && pool < host_defaults + HOST_MAX_DEVICES);
 }
 
 /* Under the lock, as what follows. */
@@ -125,7 +128,7 @@ void host_mempools_empty(host_device_t *device) {
         if (pool->device == device)
             unlink_pool(pool);
     }
-    defaults[device->ordinal].magic = HOST_MAGIC_DEAD;
+    defaults[device->ordinal].magic = host_defaults[device->ordinal].magic = HOST_MAGIC_DEAD;
     current[device->ordinal] = NULL;
     pthread_mutex_unlock(&lock);
 }
@@ -144,7 +147,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev) {
         result = check_device(dev, pool);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
-        *pool = default_pool(dev);
+        *pool = default_pool(dev, CU_MEMORYTYPE_DEVICE);
         pthread_mutex_unlock(&lock);
     }
     return host_leave("cuDeviceGetDefaultMemPool", NULL, NULL, result);
@@ -156,7 +159,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev) {
         result = check_device(dev, pool);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&lock);
-        *pool = current[dev] != NULL ? current[dev] : default_pool(dev);
+        *pool = current[dev] != NULL ? current[dev] : default_pool(dev, CU_MEMORYTYPE_DEVICE);
         pthread_mutex_unlock(&lock);
     }
     return host_leave("cuDeviceGetMemPool", NULL, NULL, result);
@@ -175,6 +178,35 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
         pthread_mutex_unlock(&lock);
     }
     return host_leave("cuDeviceSetMemPool", NULL, pool, result);
+}
+
+static CUresult pool_at(const char *function, CUmemoryPool *pool, const CUmemLocation *location,
+                        CUmemAllocationType type, bool want_default) {
+    CUresult result = host_enter(function, HOST_NEEDS_CONTEXT);
+    if (result == CUDA_SUCCESS &&
+        (pool == NULL || location == NULL || type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+         (location->type != CU_MEM_LOCATION_TYPE_DEVICE && location->type != CU_MEM_LOCATION_TYPE_HOST)))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        result = check_device(location->id, pool);
+    if (result == CUDA_SUCCESS) {
+        bool on_device = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+        int ordinal = on_device ? location->id : host_thread.current->ordinal;
+        pthread_mutex_lock(&lock);
+        *pool = default_pool(ordinal, on_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
+        if (on_device && !want_default && current[ordinal] != NULL)
+            *pool = current[ordinal];
+        pthread_mutex_unlock(&lock);
+    }
+    return host_leave(function, NULL, NULL, result);
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return pool_at("cuMemGetDefaultMemPool", pool, location, type, true);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    return pool_at("cuMemGetMemPool", pool, location, type, false);
 }
 
 static CUresult create(CUmemoryPool *pool, const CUmemPoolProps *props) {
@@ -347,7 +379,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUst
     pthread_mutex_lock(&lock);
     if (result == CUDA_SUCCESS && pool == NULL) {
         int ordinal = stream->device->ordinal;
-        pool = current[ordinal] != NULL ? current[ordinal] : default_pool(ordinal);
+        pool = current[ordinal] != NULL ? current[ordinal] : default_pool(ordinal, CU_MEMORYTYPE_DEVICE);
     }
     if (result == CUDA_SUCCESS)
         result = is_live(pool) ? lend(pool, bytes, &pointer) : CUDA_ERROR_INVALID_VALUE;
