@@ -200,8 +200,9 @@ static CUresult allocate(const char *function, CUmemorytype type, size_t bytes, 
     CUresult result = host_capture_unsafe(function);
     if (result == CUDA_SUCCESS)
         result = host_device_error(host_thread.current);
-    return result == CUDA_SUCCESS ? host_memory_allocate(host_thread.current->ordinal, bytes, type, false, pointer)
-                                  : result;
+    return result == CUDA_SUCCESS
+               ? host_memory_allocate(host_thread.current->ordinal, bytes, type, false, pointer)
+               : result;
 }
 
 static CUresult free_typed(const char *function, void *pointer, CUmemorytype type) {
