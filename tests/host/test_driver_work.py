@@ -39,6 +39,7 @@ class WorkItem(ctypes.Structure):
         ("next", ctypes.c_void_p),
         ("step", ctypes.c_void_p),
         ("release", ctypes.c_void_p),
+        ("again", ctypes.c_void_p),
         ("kind", ctypes.c_int),
         ("bytes", ctypes.c_size_t),
         ("device", ctypes.c_int),
