@@ -1,6 +1,7 @@
 """The compiled parts: what pyproject.toml cannot say.
 
-Three shared objects without Python (the engine room and two engines), and the extensions that
+Four shared objects without Python (the engine room, two engines, and an auditor of the dynamic
+linker that brings one of them to other programs), and the extensions that
 are linked to the engine room, so that its static state exists once.
 """
 
@@ -104,6 +105,7 @@ setup(
         SharedObject("pynccl._native.libpynccl_bind", "bind", ["-fvisibility=default"]),
         SharedObject("pynccl._native.libpynccl_host", "host", []),
         SharedObject("pynccl._native.libpynccl_noop", "noop", []),
+        SharedObject("pynccl._native.libpynccl_preload", "preload", []),
         *cython_extensions(),
     ],
     cmdclass={"build_ext": BuildExt},

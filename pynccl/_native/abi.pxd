@@ -49,6 +49,7 @@ cdef extern from "abi/cuda_abi.h" nogil:
     ctypedef int CUstreamCaptureStatus
     int CUDA_SUCCESS
     int CUDA_ERROR_NOT_READY
+    int CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     int CU_STREAM_NON_BLOCKING
     int CU_EVENT_DEFAULT
     int CU_EVENT_DISABLE_TIMING

@@ -15,6 +15,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 
 from pynccl._native.abi cimport (
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
     CUDA_SUCCESS,
     PN_FROM_ABORT,
     PN_EVENT,
@@ -299,6 +300,10 @@ cdef class Work(Operation):
         cdef CUresult result
         with nogil:
             result = pn_op_order(&self.c, <CUstream>handle)
+        if result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+            raise errors.UsageError(
+                "the stream is being captured into a graph, which is not supported yet"
+            )
         if result != CUDA_SUCCESS:
             raise cuda_exception(self.engine, result, "cuStreamWaitEvent", self.what())
 

@@ -318,6 +318,14 @@ CUresult pn_op_order(pn_op_t *op, CUstream stream) {
     CUresult rc = pn_enter(device, &saved);
     if (rc != CUDA_SUCCESS)
         return rc;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    rc = cuda->cuStreamIsCapturing(stream, &status);
+    if (rc == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* a wait for what is not captured would break it */
+    if (rc != CUDA_SUCCESS) {
+        pn_leave(device, &saved);
+        return rc;
+    }
     /* A fresh event on the operation's own stream: it covers the operation, and nobody recycles it under us.
      * A stream that is ordered behind a little more than it asked for is still in order. */
     for (;;) {

@@ -240,12 +240,14 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
                                       CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
-    if (parameters == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = instantiate_call("cuGraphInstantiateWithParams", exec, graph, parameters->flags);
-    parameters->hErrNode_out = NULL;
-    parameters->result_out =
-        result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    bool given = parameters != NULL;
+    CUresult result = instantiate_call("cuGraphInstantiateWithParams", given ? exec : NULL, graph,
+                                       given ? parameters->flags : 0);
+    if (given) {
+        parameters->hErrNode_out = NULL;
+        parameters->result_out =
+            result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    }
     return result;
 }
 

@@ -25,33 +25,34 @@ class ForeignStream:
     """A stream on a virtual device of the host engine, for the length of a block."""
 
     def __init__(self, device: int = 0) -> None:
-        self._driver = driver()
+        self.driver = driver()
         self._device = device
         self._handle = ctypes.c_void_p()
         self._context = ctypes.c_void_p()
         self._functions: list[object] = []
 
-    def _must(self, name: str, *arguments: object) -> None:
-        result = getattr(self._driver, name)(*arguments)
+    def must(self, name: str, *arguments: object) -> None:
+        """Call a function of the driver, which must succeed."""
+        result = getattr(self.driver, name)(*arguments)
         assert result == 0, f"{name} returned {result}"
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
         """Make the device's context current, and put back what was."""
         before = ctypes.c_void_p()
-        self._must("cuCtxGetCurrent", ctypes.byref(before))
-        self._must("cuCtxSetCurrent", self._context)
+        self.must("cuCtxGetCurrent", ctypes.byref(before))
+        self.must("cuCtxSetCurrent", self._context)
         try:
             yield
         finally:
-            self._must("cuCtxSetCurrent", before)
+            self.must("cuCtxSetCurrent", before)
 
     def __enter__(self) -> ForeignStream:
-        self._must("cuInit", 0)
-        self._must("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
-        with self._current():
+        self.must("cuInit", 0)
+        self.must("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        with self.current():
             made = ctypes.byref(self._handle)
-            self._must("cuStreamCreateWithPriority", made, NON_BLOCKING, 0)
+            self.must("cuStreamCreateWithPriority", made, NON_BLOCKING, 0)
         return self
 
     def __exit__(
@@ -62,9 +63,9 @@ class ForeignStream:
     ) -> None:
         if error is None:
             self.synchronize()
-        with self._current():
-            self._must("cuStreamDestroy_v2", self._handle)
-        self._must("cuDevicePrimaryCtxRelease_v2", self._device)
+        with self.current():
+            self.must("cuStreamDestroy_v2", self._handle)
+        self.must("cuDevicePrimaryCtxRelease_v2", self._device)
 
     @property
     def handle(self) -> int:
@@ -84,11 +85,11 @@ class ForeignStream:
 
         kept = HostFunction(call)
         self._functions.append(kept)
-        with self._current():
-            self._must("cuLaunchHostFunc", self._handle, kept, None)
+        with self.current():
+            self.must("cuLaunchHostFunc", self._handle, kept, None)
         return ran
 
     def synchronize(self) -> None:
         """Wait until everything on the stream has run."""
-        with self._current():
-            self._must("cuStreamSynchronize", self._handle)
+        with self.current():
+            self.must("cuStreamSynchronize", self._handle)

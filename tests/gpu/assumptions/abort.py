@@ -17,6 +17,7 @@ from . import abi
 from .stage import Stage
 
 BOUND_S = 5.0
+GRAPH_S = 0.5  # how long an abort is given before the graph that it may wait for is destroyed
 """pynccl gives a handle up when an abort has taken so long."""
 SETTLED_S = 0.3
 COUNT = 1024
@@ -140,8 +141,6 @@ def _graph(stage: Stage, comm: int, issue: Callable[[], None], stream: int, recv
     api, note = stage.api, stage.notebook
     note.doing("capture of an all-reduce")
     code = api.cuStreamBeginCapture_v2(stream, abi.CAPTURE_THREAD_LOCAL)
-    if code == abi.NOT_SUPPORTED:
-        raise abi.NotTried("this engine does not capture streams")
     if code:
         raise api.error("cuStreamBeginCapture_v2", code)
     issue()
@@ -171,15 +170,15 @@ def _abort_under_graph(stage: Stage, comm: int, made: int, graph: ctypes.c_void_
     thread = Inside(stage, abort)
     start = time.perf_counter()
     thread.start()
-    thread.join(BOUND_S)
-    out = not thread.is_alive()
-    note.check(f"the abort ended within {BOUND_S:g} s with the graph alive", out)
-    note.measure(abort_ms=_ms(start), abort_result=thread.result)
-    if not out:
+    thread.join(GRAPH_S)
+    waits = thread.is_alive()
+    if waits:
         api.call("cuGraphExecDestroy", made)
         api.call("cuGraphDestroy", graph)
         thread.join(BOUND_S)
-        note.measure(ended_when_the_graph_was_gone=not thread.is_alive())
+    ended = not thread.is_alive()
+    note.check(f"the abort ended, or did within {BOUND_S:g} s of the graph's end", ended)
+    note.measure(waited_for_the_graph=waits, abort_ms=_ms(start), abort_result=thread.result)
 
 
 def _peer_follows_graph(stage: Stage, comm: int, made: int, graph: ctypes.c_void_p) -> None:
