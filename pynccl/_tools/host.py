@@ -25,7 +25,6 @@ import tempfile
 from pathlib import Path
 
 from pynccl import _native, testing
-from pynccl._tools import veil
 from pynccl.errors import NcclError
 
 NAMES = ("libnccl.so.2", "libcuda.so.1", "libnccl.so", "libcuda.so")
@@ -34,7 +33,6 @@ VARIABLES = {
     "temper": "PYNCCL_HOST_TEMPER",
     "mode": "PYNCCL_HOST_MODE",
     "faults": "PYNCCL_HOST_FAULTS",
-    "nccl_version": "PYNCCL_HOST_NCCL_VERSION",
 }
 CANNOT_RUN, NOT_FOUND = 126, 127  # as a shell says it
 
@@ -51,9 +49,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--temper", choices=("quick", "gpulike"))
     made.add_argument("--mode", choices=("strict", "faithful"))
     made.add_argument("--faults", metavar="RULES", help="faults to inject: see pynccl.testing")
-    made.add_argument(
-        "--nccl-version", metavar="X.Y.Z", help="the NCCL release to imitate, 2.21.5 say"
-    )
     return made
 
 
@@ -69,12 +64,8 @@ def fill(directory: Path, settings: dict[str, str]) -> None:
     Raises:
         ConfigError: the engine does not understand a setting.
     """
-    target = library()
     with testing.settings(**settings):
-        if "nccl_version" in settings:
-            image = veil.without(target.read_bytes(), testing.is_absent)
-            target = directory / "libpynccl_host.so"
-            target.write_bytes(image)
+        target = library()
     for name in NAMES:
         (directory / name).symlink_to(target)
 

@@ -12,23 +12,12 @@ import hosted
 import pytest
 from test_clients import wheel
 
-from pynccl._tools import veil
-
 WHO = """
 import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-version = ctypes.c_int()
-library.ncclGetVersion(ctypes.byref(version))
-print(hasattr(library, "pn_host_set"), version.value, hasattr(library, "ncclCommShrink"))
+for name in sys.argv[1:]:
+    print(hasattr(ctypes.CDLL(name), "pn_host_set"))
 """
-
-
-def who(name: str, *options: str, **variables: str) -> str:
-    """Whether the library is the engine, its version, and whether it can shrink."""
-    program = [sys.executable, "-c", WHO, name]
-    status, said, errors = hosted.run(program, *options, **variables)
-    assert (status, errors) == (0, "")
-    return said.strip()
+REAL = str(wheel() / "lib" / "libnccl.so.2")
 
 
 @pytest.fixture
@@ -49,26 +38,17 @@ def empties(folder: Path) -> bool:
 # ---- who gets the engine
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "libnccl.so.2",
-        "libnccl.so",
-        str(wheel() / "lib" / "libnccl.so.2"),
-        "/nowhere/libnccl.so.2",
-    ],
-)
-def test_the_engine_wins_by_every_name(name: str) -> None:
-    assert who(name) == "True 23203 True"
+def test_the_engine_wins_by_every_name() -> None:
+    names = ["libnccl.so.2", "libnccl.so", "libcuda.so.1", REAL, "/nowhere/libnccl.so.2"]
+    ended = hosted.run([sys.executable, "-c", WHO, *names])
+    assert ended == (0, "True\n" * len(names), "")
 
 
-def test_without_the_auditor_a_path_wins(tmp_path: Path) -> None:
+def test_without_the_auditor_a_path_wins() -> None:
     """What the auditor is for: without it, a client that opens a path gets that file."""
-    real = str(wheel() / "lib" / "libnccl.so.2")
-    script = f"import os; del os.environ['LD_AUDIT']; os.execv({sys.executable!r}, " + repr(
-        [sys.executable, "-c", WHO, real]
-    )
-    assert hosted.run([sys.executable, "-c", script + ")"])[1].startswith("False 23203")
+    command = [sys.executable, "-c", WHO, "libnccl.so.2", REAL]
+    script = f"import os; del os.environ['LD_AUDIT']; os.execv({sys.executable!r}, {command})"
+    assert hosted.run([sys.executable, "-c", script]) == (0, "True\nFalse\n", "")
 
 
 def test_pathfinder_and_children_find_it() -> None:
@@ -90,11 +70,6 @@ def test_both_names_are_one_library_also_for_pynccl_itself() -> None:
     assert hosted.run([sys.executable, "-c", script]) == (0, "1\n", "")
 
 
-def test_an_older_release_has_no_newer_functions() -> None:
-    assert who("libnccl.so.2", "--nccl-version", "2.21.5") == "True 22105 False"
-    assert who("libnccl.so.2", "--nccl-version", "2.27.3") == "True 22703 True"
-
-
 def test_options_and_variables_reach_the_engine() -> None:
     count = (
         "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); n = ctypes.c_int();"
@@ -107,7 +82,7 @@ def test_options_and_variables_reach_the_engine() -> None:
         "import ctypes; n = ctypes.CDLL('libnccl.so.2');"
         "print(n.ncclGroupStart(), n.ncclGroupEnd())"
     )
-    rules = ("--faults", "fail:call=ncclGroupEnd,code=3")
+    rules = ("--faults", "call:fail=3,name=ncclGroupEnd")
     assert hosted.run([sys.executable, "-c", fail], *rules)[1] == "0 3\n"
 
 
@@ -147,7 +122,6 @@ def test_the_command_has_no_child_that_it_did_not_start(folder: Path) -> None:
         (["--temper", "mild", "--", "true"], 2, "invalid choice: 'mild'"),
         (["--devices", "many", "--", "true"], 2, "refuses devices='many'"),
         (["--faults", "break:everything", "--", "true"], 2, "refuses faults="),
-        (["--nccl-version", "new", "--", "true"], 2, "refuses nccl_version='new'"),
         (["--", "pynccl-no-such-command"], 127, "No such file"),
         (["--", os.devnull], 126, "ermission denied"),
     ],
@@ -161,21 +135,3 @@ def test_what_cannot_run_is_told(
     assert (ended, said) == (status, "")
     assert complaint in errors
     assert empties(folder)
-
-
-# ---- the veil
-
-
-def test_a_veil_covers_what_it_should_and_nothing_else(tmp_path: Path) -> None:
-    image = (wheel() / "lib" / "libnccl.so.2").read_bytes()
-    asked: list[str] = []
-    veiled = veil.without(image, lambda name: asked.append(name) or name == "ncclAllReduce")  # type: ignore[func-returns-value]
-    assert {"ncclAllReduce", "ncclCommShrink", "ncclBcast"} <= set(asked)
-    differing = [at for at in range(len(image)) if image[at] != veiled[at]]
-    assert len(differing) == 1
-    assert veiled[differing[0] :].startswith(b"_cclAllReduce\0")
-
-
-def test_what_is_no_library_has_no_veil() -> None:
-    with pytest.raises(ValueError, match="ELF"):
-        veil.without(b"#!/bin/sh\n" * 10, lambda _: True)
