@@ -239,9 +239,26 @@ static ncclResult_t check_plan(const host_plan_t *plan) {
     return result;
 }
 
+/* Ranks of one clique stand next to each other: all of them capture, or none. */
+static ncclResult_t check_captures(const host_plan_t *plans) {
+    const host_plan_t *before = NULL;
+    bool captured = false;
+    for (const host_plan_t *plan = plans; plan != NULL; before = plan, plan = plan->next) {
+        uint64_t capture = 0;
+        if (host_stream_capturing(plan->streams[0], &capture) != CUDA_SUCCESS)
+            capture = 0; /* the launch will say what is wrong with the stream */
+        if (before != NULL && before->hash == plan->hash && captured != (capture != 0))
+            return host_fail(ncclInvalidUsage,
+                             "ranks %d and %d of one communicator are in a group, and only one is captured",
+                             before->comm->rank, plan->comm->rank);
+        captured = capture != 0;
+    }
+    return ncclSuccess;
+}
+
 ncclResult_t host_launch_group(host_plan_t **plans) {
-    ncclResult_t result = ncclSuccess;
     sort_plans(plans);
+    ncclResult_t result = check_captures(*plans);
     for (host_plan_t *plan = *plans; plan != NULL && result == ncclSuccess; plan = plan->next)
         result = check_plan(plan);
     if (result == ncclSuccess)

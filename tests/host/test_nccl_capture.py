@@ -122,6 +122,31 @@ def test_streams_inside_and_outside_of_a_capture_in_one_group(engine, temper):
         engine.set("runtime_connect", "1")
 
 
+def test_one_rank_inside_and_one_outside_of_a_capture_in_one_group(engine, temper):
+    comms = (ctypes.c_void_p * 2)()
+    nccl_ranks.must(engine, "ncclCommInitAll", comms, 2, (ctypes.c_int * 2)(0, 1))
+    one = np.ones(2, dtype=np.float32)
+    with nccl_ranks.on_device(engine, 1):
+        plain = engine.stream()
+    with nccl_ranks.on_device(engine, 0):
+        stream = engine.stream()
+        graphs.begin(engine, stream)
+        nccl_ranks.must(engine, "ncclGroupStart")
+        for rank, of_rank in enumerate((stream, plain)):
+            address = one.ctypes.data + 4 * rank
+            arguments = (address, address, 1, FLOAT32, SUM, comms[rank], of_rank)
+            nccl_ranks.must(engine, "ncclAllReduce", *arguments)
+        assert engine.ncclGroupEnd() == USAGE
+        assert "only one is captured" in last_error(engine)
+        code, graph = graphs.end(engine, stream)
+        assert code == 0
+        engine.must("cuGraphDestroy", graph)
+        for made in (stream, plain):
+            engine.must("cuStreamDestroy_v2", made)
+    for comm in comms:
+        nccl_ranks.must(engine, "ncclCommAbort", comm)
+
+
 def held(rank: Rank, call: str) -> None:
     one = np.ones(1, dtype=np.float32)
     graph = graphs.captured(rank.engine, rank.stream, lambda: rank.all_reduce(one))
