@@ -202,6 +202,7 @@ CUresult host_capture_asked(const host_captured_t *event); /* it is not to be as
 void host_capture_abandon(CUstream stream);
 
 CUgraph host_graph_new(void);
+void host_graph_end(CUgraph graph);  /* nothing will be added any more */
 void host_graph_drop(CUgraph graph); /* gives up its handle */
 CUgraphNode host_graph_add(CUgraph graph, host_work_t *work, const host_nodes_t *after);
 void host_graph_mark(CUgraph graph, const host_nodes_t *ends); /* these, and all that they depend on */

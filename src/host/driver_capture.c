@@ -369,10 +369,12 @@ static CUresult end(CUstream stream, CUgraph *graph) {
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     else if (!is_joined(capture))
         result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         *graph = capture->graph;
-    else
+        host_graph_end(capture->graph);
+    } else {
         host_graph_drop(capture->graph);
+    }
     finish(capture);
     return result;
 }

@@ -22,6 +22,7 @@ struct CUgraph_st {
     int refs;           /* its handle or capture, and executable graphs */
     CUgraphNode *nodes; /* each one behind all that it depends on */
     size_t count;
+    bool open; /* its capture goes on */
     CUgraph next;
 };
 
@@ -56,6 +57,7 @@ CUgraph host_graph_new(void) {
     if (graph == NULL)
         return NULL;
     graph->refs = 1;
+    graph->open = true;
     pthread_mutex_lock(&handles_lock);
     graph->next = graphs;
     graphs = graph;
@@ -104,6 +106,20 @@ static bool is_graph(CUgraph graph) {
     return found != NULL;
 }
 
+/* One that its client may use: not that of a capture which may still add to it. */
+static bool is_ended(CUgraph graph) {
+    bool known = is_graph(graph);
+    if (known && graph->open)
+        host_last_error("the host engine shows a graph only once its capture has ended");
+    return known && !graph->open;
+}
+
+void host_graph_end(CUgraph graph) {
+    pthread_mutex_lock(&handles_lock);
+    graph->open = false;
+    pthread_mutex_unlock(&handles_lock);
+}
+
 static void hide(CUgraph graph) {
     CUgraph *link = &graphs;
     while (*link != graph)
@@ -144,7 +160,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
     CUresult result = host_enter("cuGraphDestroy", HOST_NEEDS_INIT);
     if (result == CUDA_SUCCESS) {
         pthread_mutex_lock(&handles_lock);
-        bool found = is_graph(graph);
+        bool found = is_ended(graph);
         if (found)
             hide(graph);
         pthread_mutex_unlock(&handles_lock);
@@ -159,7 +175,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
     CUresult result = host_enter("cuGraphGetNodes", HOST_NEEDS_INIT);
     pthread_mutex_lock(&handles_lock);
-    if (result == CUDA_SUCCESS && (count == NULL || !is_graph(graph)))
+    if (result == CUDA_SUCCESS && (count == NULL || !is_ended(graph)))
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS && nodes == NULL) {
         *count = graph->count;
@@ -229,7 +245,7 @@ static CUresult instantiate_call(const char *function, CUgraphExec *exec, CUgrap
     }
     pthread_mutex_lock(&handles_lock);
     if (result == CUDA_SUCCESS)
-        result = exec != NULL && is_graph(graph) ? instantiate(exec, graph) : CUDA_ERROR_INVALID_VALUE;
+        result = exec != NULL && is_ended(graph) ? instantiate(exec, graph) : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&handles_lock);
     return host_leave(function, NULL, graph, result);
 }
@@ -303,7 +319,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
 CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *resultInfo) {
     CUresult result = host_enter("cuGraphExecUpdate_v2", HOST_NEEDS_CONTEXT);
     pthread_mutex_lock(&handles_lock);
-    if (result == CUDA_SUCCESS && (resultInfo == NULL || *find_executable(exec) == NULL || !is_graph(graph)))
+    if (result == CUDA_SUCCESS && (resultInfo == NULL || *find_executable(exec) == NULL || !is_ended(graph)))
         result = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&handles_lock);
     if (result == CUDA_SUCCESS) { /* the answer after which a client instantiates anew */

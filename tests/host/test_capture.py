@@ -190,6 +190,10 @@ def test_what_a_stream_says_of_its_capture(engine, context, make):
     status, number, graph, count = told(main)
     assert (status, count) == (ACTIVE, 1)
     assert number > 0
+    assert engine.cuGraphDestroy(graph) == INVALID_VALUE  # not before its capture has ended
+    made = ctypes.c_void_p()
+    instantiate = engine.cuGraphInstantiateWithFlags
+    assert instantiate(ctypes.byref(made), graph, 0) == INVALID_VALUE
     engine.must("cuMemsetD8Async", target, 2, 4, side)
     code, ended = graphs.end(engine, main)
     assert (code, ended) == (UNJOINED, 0)  # nobody waits for the side stream
