@@ -38,7 +38,7 @@ class CapturingApi(abi.Api):
         self.abort_waits = abort_waits
         self.abort_ends = abort_ends
         self.graphs = 0
-        self._captures = self._invalid = False
+        self._captures = self._invalid = self._aborted = False
         self._thread = threading.local()
         self._numbers = itertools.count(1 << 12, 1 << 12)
 
@@ -93,7 +93,11 @@ class CapturingApi(abi.Api):
         return abi.SUCCESS
 
     def ncclCommAbort(self, _: int) -> int:
-        while (self.abort_waits and self.graphs) or not self.abort_ends:
+        first, self._aborted = not self._aborted, True
+        graphs = self.graphs  # with its own, which is the next to be destroyed
+        while self.abort_waits and graphs and self.graphs == graphs:
+            time.sleep(0.001)
+        while first and not self.abort_ends:
             time.sleep(0.001)
         return abi.SUCCESS
 

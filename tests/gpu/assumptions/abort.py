@@ -172,10 +172,9 @@ def _abort_under_graph(stage: Stage, comm: int, made: int, graph: ctypes.c_void_
     thread.start()
     thread.join(GRAPH_S)
     waits = thread.is_alive()
-    if waits:
-        api.call("cuGraphExecDestroy", made)
-        api.call("cuGraphDestroy", graph)
-        thread.join(BOUND_S)
+    api.call("cuGraphExecDestroy", made)
+    api.call("cuGraphDestroy", graph)
+    thread.join(BOUND_S)
     ended = not thread.is_alive()
     note.check(f"the abort ended, or did within {BOUND_S:g} s of the graph's end", ended)
     note.measure(waited_for_the_graph=waits, abort_ms=_ms(start), abort_result=thread.result)
