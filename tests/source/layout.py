@@ -51,6 +51,7 @@ C_ROOMS = {
     "bind": ("bind", "abi"),
     "host": ("host", "abi"),
     "noop": ("noop", "abi"),
+    "preload": ("preload",),
 }
 FORBIDDEN_HEADERS = re.compile(r"Python\.h|numpy/|cuda|nccl\.h|dlpack/")
 
