@@ -39,7 +39,7 @@ def run(rounds: int, only: str | None) -> list[Figure]:
     found = []
     for name, make in makers.items():
         if only is None or only in name:
-            # A full collection over the objects of torch takes 90 ms: the heartbeat would see it.
+            # A full collection over torch's objects takes 90 ms: the heartbeat would see it.
             gc.collect()
             gc.freeze()
             found.append(make(rounds))

@@ -110,7 +110,7 @@ static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks,
     ncclConfig_t config;
     if (out == NULL)
         return host_fail(ncclInvalidArgument, "%s: the pointer for the communicator is NULL", function);
-    *out = NULL;
+    __atomic_store_n(out, NULL, __ATOMIC_RELAXED);
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return host_fail(ncclInvalidArgument, "%s: rank %d of %d", function, rank, ranks);
     if (ranks > HOST_MAX_RANKS)

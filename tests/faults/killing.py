@@ -100,7 +100,7 @@ async def survive(
     )
     async with again:
         x = np.ones(100, np.float32)
-        await again.all_reduce(x)
+        await again.all_reduce(x, timeout=BOUND_S)
     return {"stage": stage, "failed": failed, "said": said, "sum": float(x[0])}
 
 

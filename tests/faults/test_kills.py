@@ -29,7 +29,7 @@ def rounds(folder: Path, temper: str, ranks: int, count: int, seed: int) -> list
         env=environment(temper),
         capture_output=True,
         text=True,
-        timeout=60 + 5 * count,
+        timeout=60 + 15 * count,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
