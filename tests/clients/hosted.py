@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
-LIMIT_S = 50.0
+LIMIT_S = 110.0
 
 
 def environment() -> dict[str, str]:

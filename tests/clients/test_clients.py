@@ -17,9 +17,27 @@ def wheel() -> Path:
     return Path(next(iter(spec.submodule_search_locations or ())))
 
 
+pytestmark = pytest.mark.timeout(240)  # several programs, each of which imports much
+
+CHECKED = [
+    "allreduce", "average", "broadcast", "allgather", "reduce_scatter", "alltoall", "scatter",
+    "group", "split", "pre_mul_sum", "window",
+]  # fmt: skip
+
+
 @pytest.fixture(params=["quick", "gpulike"])
 def temper(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def test_nccl4py(tmp_path: Path, temper: str) -> None:
+    program = [sys.executable, str(hosted.PROGRAMS / "with_nccl4py.py")]
+    lines = hosted.run_ranks(program, 2, tmp_path, "--temper", temper)
+    for rank, said in enumerate(lines):
+        assert said[0] == "communicator 2.32.3"
+        assert [line for line in said[1:-1] if line not in ("reduce", "gather")] == CHECKED
+        assert ("reduce" in said, "gather" in said) == (rank == 0, rank == 0)
+        assert said[-1] == "done"
 
 
 def test_a_ctypes_client_that_opens_the_wheel_by_its_path(tmp_path: Path, temper: str) -> None:

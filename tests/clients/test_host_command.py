@@ -12,6 +12,8 @@ import hosted
 import pytest
 from test_clients import wheel
 
+pytestmark = pytest.mark.timeout(240)  # several programs, each of which imports much
+
 WHO = """
 import ctypes, sys
 for name in sys.argv[1:]:

@@ -9,6 +9,7 @@ import nccl.core as nccl
 import numpy as np
 import unique_id_file
 from cuda.core import Device, LegacyPinnedMemoryResource
+from nccl.bindings import nccl as bindings
 
 RANK, RANKS, FILE = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 COUNT = 1000
@@ -59,7 +60,9 @@ if RANK == 0:
     unique_id_file.leave(FILE, unique_id.as_bytes)
 else:
     unique_id = nccl.UniqueId.from_bytes(unique_id_file.find(FILE))
-comm = nccl.Communicator.init(nranks=RANKS, rank=RANK, unique_id=unique_id)
+# Communicator.init goes by ncclCommInitRankScalable, which not every release has.
+made = bindings.comm_init_rank(RANKS, unique_id._internal.ptr, RANK)
+comm = nccl.Communicator(made) if isinstance(made, int) else nccl.Communicator._from_comm(made)
 assert (comm.nranks, comm.rank, comm.device.device_id) == (RANKS, RANK, RANK)
 print("communicator", nccl.get_version().libnccl.version)
 
