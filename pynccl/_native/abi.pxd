@@ -47,6 +47,7 @@ cdef extern from "abi/cuda_abi.h" nogil:
     ctypedef struct CUuuid:
         char bytes[16]
     ctypedef int CUstreamCaptureStatus
+    ctypedef int CUpointer_attribute
     int CUDA_SUCCESS
     int CUDA_ERROR_NOT_READY
     int CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
@@ -54,6 +55,8 @@ cdef extern from "abi/cuda_abi.h" nogil:
     int CU_EVENT_DEFAULT
     int CU_EVENT_DISABLE_TIMING
     int CU_STREAM_CAPTURE_STATUS_NONE
+    int CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    int CU_MEMORYTYPE_HOST
 
 cdef extern from "abi/dlpack_abi.h" nogil:
     ctypedef struct DLPackVersion:
@@ -76,8 +79,10 @@ cdef extern from "abi/dlpack_abi.h" nogil:
         uint64_t byte_offset
     ctypedef struct DLManagedTensor:
         DLTensor dl_tensor
+        void (*deleter)(DLManagedTensor *self) noexcept nogil
     ctypedef struct DLManagedTensorVersioned:
         DLPackVersion version
+        void (*deleter)(DLManagedTensorVersioned *self) noexcept nogil
         uint64_t flags
         DLTensor dl_tensor
     ctypedef int DLDeviceType
@@ -86,16 +91,20 @@ cdef extern from "abi/dlpack_abi.h" nogil:
         DLPackExchangeAPIHeader *prev_api
     ctypedef struct DLPackExchangeAPI:
         DLPackExchangeAPIHeader header
+        int (*managed_tensor_from_py_object_no_sync)(
+            void *py_object, DLManagedTensorVersioned **out
+        ) except? -1
         int (*dltensor_from_py_object_no_sync)(void *py_object, DLTensor *out) except? -1
         int (*current_work_stream)(
             DLDeviceType device_type, int32_t device_id, void **out
         ) except? -1
     int kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged
-    int kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLComplex, kDLBool
+    int kDLInt, kDLUInt, kDLFloat, kDLOpaqueHandle, kDLBfloat, kDLComplex, kDLBool
     int kDLFloat8_e3m4, kDLFloat8_e4m3, kDLFloat8_e4m3b11fnuz, kDLFloat8_e4m3fn
     int kDLFloat8_e4m3fnuz, kDLFloat8_e5m2, kDLFloat8_e5m2fnuz, kDLFloat8_e8m0fnu
     int kDLFloat6_e2m3fn, kDLFloat6_e3m2fn, kDLFloat4_e2m1fn
-    uint64_t DLPACK_FLAG_BITMASK_READ_ONLY
+    uint64_t DLPACK_FLAG_BITMASK_READ_ONLY, DLPACK_FLAG_BITMASK_IS_COPIED
+    uint64_t DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
 
 cdef extern from "bind/bind.h" nogil:
     ctypedef void *ncclComm_t
@@ -124,6 +133,9 @@ cdef extern from "bind/bind.h" nogil:
         CUresult (*cuStreamGetCtx)(CUstream stream, CUcontext *ctx) noexcept nogil
         CUresult (*cuStreamIsCapturing)(
             CUstream stream, CUstreamCaptureStatus *status
+        ) noexcept nogil
+        CUresult (*cuPointerGetAttribute)(
+            void *value, CUpointer_attribute attribute, CUdeviceptr ptr
         ) noexcept nogil
     ctypedef struct pn_engine_t:
         pn_nccl_t nccl
@@ -238,7 +250,11 @@ cdef extern from "bind/bind.h" nogil:
     bint pn_op_block(pn_op_t *op, int64_t until_ns)
     bint pn_op_wait(pn_op_t *op, pn_wait_t *wait)
     CUresult pn_hand_off(pn_op_t *op, CUstream producer)
+    CUresult pn_order_streams(pn_device_t *device, CUstream first, CUstream later)
+    CUresult pn_told_stream(pn_comm_t *comm, CUstream *stream)
+    CUresult pn_aside(pn_comm_t *comm, CUstream *stream)
     CUresult pn_op_order(pn_op_t *op, CUstream stream)
+    void pn_op_recycle(pn_op_t *op)
     CUresult pn_watch_stream(pn_op_t *op, pn_device_t *device, CUstream stream)
     CUresult pn_watch_event(pn_op_t *op, pn_device_t *device, CUevent event)
     ctypedef enum pn_burst_t:

@@ -1,5 +1,6 @@
 from cpython.object cimport PyObject
 
+from pynccl._native.exchange cimport order_t
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.results cimport Ending
 from pynccl._native.view cimport view_t
@@ -20,12 +21,16 @@ cdef struct call_t:
     PyObject *timeout
     bint timed
     bint pack
+    bint settled        # what follows is filled in, by the first array that is looked at
+    size_t handle       # of the caller's stream, where there is one
+    order_t order
 
 cdef class Issuer(CommHandle):
     cdef Work start(
-        self, call_t *call, view_t *send, view_t *recv, size_t count, object array, object keep,
+        self, call_t *call, view_t *send, view_t *recv, size_t count, object keep,
         object result, Ending ending,
     )
     cdef int time(self, Work work) except -1
+    cdef int settle(self, call_t *call, object array) except -1
     cdef size_t stream_of(self, object stream, object array) except? 0
-    cdef object look(self, object array, view_t *view, str name)
+    cdef object look(self, call_t *call, object array, view_t *view, str name)

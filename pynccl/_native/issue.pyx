@@ -16,20 +16,25 @@ from pynccl._native.abi cimport (
     pn_done_some,
     pn_enter,
     pn_enter_t,
+    pn_aside,
     pn_hand_off,
     pn_leave,
     pn_now_ns,
     pn_op_order,
+    pn_op_recycle,
+    pn_order_streams,
     pn_op_t,
     pn_submit,
     pn_submit_group,
 )
+from pynccl._native.borrow cimport view_of
 from pynccl._native.completion cimport drain_done
 from pynccl._native.engine cimport cuda_exception
+from pynccl._native.exchange cimport current_stream, door_of
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.results cimport Ending
 from pynccl._native.streams cimport EventHandle
-from pynccl._native.view cimport producer_stream, view_of, view_t
+from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
 
 from asyncio import _get_running_loop, current_task
@@ -37,7 +42,7 @@ from threading import get_ident
 
 from pynccl._native.handles import timeout_to_ns
 from pynccl._native.work import stream_handle
-from pynccl.errors import InvalidBufferError, UsageError
+from pynccl.errors import UsageError
 
 # ---- groups ----------------------------------------------------------------------------------
 
@@ -108,6 +113,8 @@ cdef class Recorder:
             for item in self.works:
                 take_over(item)
         except BaseException:
+            for item in self.works:
+                pn_op_recycle(&(<Work>item).c)
             free(ops)
             self.drop()
             raise
@@ -128,26 +135,82 @@ cdef class Recorder:
 
 # ---- hand-off ------------------------------------------------------------------------------
 
+cdef int usable_stream(CommHandle comm, size_t stream, str whose) except -1:
+    """Refuse a stream that is captured, or another device's."""
+    cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
+    cdef CUcontext context = comm.c.device.context
+    cdef CUdevice other = 0
+    cdef pn_enter_t saved
+    cdef CUresult rc
+    with nogil:
+        rc = pn_enter(comm.c.device, &saved)
+        if rc == CUDA_SUCCESS:
+            rc = comm.engine.c.cuda.cuStreamIsCapturing(<CUstream>stream, &status)
+            if rc == CUDA_SUCCESS:
+                rc = comm.engine.c.cuda.cuStreamGetCtx(<CUstream>stream, &context)
+            if rc == CUDA_SUCCESS and context != comm.c.device.context:
+                rc = comm.engine.c.cuda.cuCtxSetCurrent(context)
+                if rc == CUDA_SUCCESS:
+                    rc = comm.engine.c.cuda.cuCtxGetDevice(&other)
+                comm.engine.c.cuda.cuCtxSetCurrent(comm.c.device.context)
+            pn_leave(comm.c.device, &saved)
+    if rc != CUDA_SUCCESS:
+        raise cuda_exception(comm.engine, rc, "cuStreamGetCtx", whose)
+    if context != comm.c.device.context:
+        kind = "cuda" if comm.engine.is_cuda else "cpu"
+        raise UsageError(
+            f"{whose} is on {kind}:{other}, this communicator is on "
+            f"{kind}:{comm.device_ordinal}"
+        )
+    if status != CU_STREAM_CAPTURE_STATUS_NONE:
+        raise UsageError(
+            f"{whose} is being captured into a graph, which is not supported yet"
+        )
+    return 0
+
+
 cdef int take_over(Work work) except -1:
-    """Have the operation wait for what its producer has put on its stream so far."""
+    """Have the operation wait for what its producers have put on their streams so far.
+
+    On the caller's stream the waits are put at once. On the communicator's own they must come
+    behind the operations that are still to be issued there, which a producer may wait for: they
+    travel with the operation, as one event.
+    """
     cdef CUresult result = CUDA_SUCCESS
-    if work.hands_off:
-        with nogil:
-            result = pn_hand_off(&work.c, <CUstream>work.producer)
-        if result != CUDA_SUCCESS:
-            raise cuda_exception(work.engine, result, "cuEventRecord", work.what())
+    cdef CUstream ahead = <CUstream>work.aside
+    cdef int i
+    if not work.producer_count and ahead == NULL:
+        return 0
+    for i in range(work.producer_count):
+        usable_stream(work.comm, work.producers[i], "the stream of an array's library")
+    with nogil:
+        if work.c.has_stream:
+            ahead = work.c.stream
+        elif work.producer_count == 1 and ahead == NULL:
+            ahead = <CUstream>work.producers[0]
+        elif ahead == NULL:
+            result = pn_aside(work.c.comm, &ahead)
+        for i in range(work.producer_count):
+            if result == CUDA_SUCCESS and ahead != <CUstream>work.producers[i]:
+                result = pn_order_streams(
+                    work.c.comm.device, <CUstream>work.producers[i], ahead)
+        if result == CUDA_SUCCESS and not work.c.has_stream:
+            result = pn_hand_off(&work.c, ahead)
+    if result != CUDA_SUCCESS:
+        raise cuda_exception(work.engine, result, "cuEventRecord", work.what())
     return 0
 
 
 cdef int give_back(Work work) except -1:
-    """Have the producer's stream wait for the operation.
+    """Have the producers' streams wait for the operation.
 
     It is issued already: what goes wrong here is an error of the context, and is the
     operation's own.
     """
-    if work.hands_off:
+    cdef int i
+    for i in range(work.producer_count):
         with nogil:
-            pn_op_order(&work.c, <CUstream>work.producer)
+            pn_op_order(&work.c, <CUstream>work.producers[i])
     return 0
 
 
@@ -157,20 +220,21 @@ cdef class Issuer(CommHandle):
     """A communicator that can submit operations whose arguments are known to be good."""
 
     cdef Work start(
-        self, call_t *call, view_t *send, view_t *recv, size_t count, object array, object keep,
+        self, call_t *call, view_t *send, view_t *recv, size_t count, object keep,
         object result, Ending ending,
     ):
         """Submit an operation, or record it in the open group.
 
         Args:
             count: elements of the arrays, as NCCL counts for this kind of operation.
-            array: the caller's, for the stream of its library.
             keep: what keeps the memory of `send` and `recv` alive.
             result: what awaiting gives; `ending` may have something to do to it first.
         """
         cdef Work work = Work.__new__(Work)
+        cdef int i
         cdef view_t *typed = send if send != NULL else recv
-        cdef size_t handle = 0
+        if not call.settled:
+            self.settle(call, None)
         work.comm = self
         work.engine = self.engine
         work.spin_ns = self.spin_ns
@@ -190,11 +254,13 @@ cdef class Issuer(CommHandle):
         else:
             work.c.count = 1
         if <object>call.stream is not None:
-            handle = self.stream_of(<object>call.stream, array)
-            work.c.stream = <CUstream>handle
+            work.c.stream = <CUstream>call.handle
             work.c.has_stream = True
-        elif self.engine.is_cuda and array is not None:
-            work.hands_off = producer_stream(array, self.device_ordinal, &work.producer)
+        elif call.order.told and <CUstream>call.order.stream != self.c.stream:
+            work.aside = call.order.stream
+        work.producer_count = call.order.count
+        for i in range(call.order.count):
+            work.producers[i] = call.order.producers[i]
         if call.timed:
             self.time(work)
         work.c.issued_ns = pn_now_ns()
@@ -231,13 +297,18 @@ cdef class Issuer(CommHandle):
         work.c.timed[1] = end.c
         return 0
 
+    cdef int settle(self, call_t *call, object array) except -1:
+        """Find the stream of a call, before its first array is given out by its library."""
+        call.settled = True
+        call.order.on_gpu = self.engine.is_cuda
+        if <object>call.stream is not None:
+            call.handle = self.stream_of(<object>call.stream, array)
+            # NULL is the legacy default stream, which is 1 to those who are told.
+            call.order.stream = call.handle if call.handle else 1
+        return 0
+
     cdef size_t stream_of(self, object stream, object array) except? 0:
         """The handle of the caller's stream: on this device, and not capturing."""
-        cdef CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE
-        cdef CUcontext context = self.c.device.context
-        cdef CUdevice other = 0
-        cdef pn_enter_t saved
-        cdef CUresult rc
         cdef size_t handle = 0
         if type(stream) is str:
             if stream != "current":
@@ -246,45 +317,20 @@ cdef class Issuer(CommHandle):
                 raise UsageError(
                     'stream="current" needs an array on a GPU: a host array has no stream'
                 )
-            if array is None or not producer_stream(array, self.device_ordinal, &handle):
+            if array is None or not current_stream(
+                door_of(type(array)), array, self.device_ordinal, &handle
+            ):
                 raise UsageError(
                     'stream="current" is not known for the library of this array; '
                     "pass the stream itself"
                 )
         else:
             handle = stream_handle(stream)
-        with nogil:
-            rc = pn_enter(self.c.device, &saved)
-            if rc == CUDA_SUCCESS:
-                rc = self.engine.c.cuda.cuStreamIsCapturing(<CUstream>handle, &status)
-                if rc == CUDA_SUCCESS:
-                    rc = self.engine.c.cuda.cuStreamGetCtx(<CUstream>handle, &context)
-                if rc == CUDA_SUCCESS and context != self.c.device.context:
-                    rc = self.engine.c.cuda.cuCtxSetCurrent(context)
-                    if rc == CUDA_SUCCESS:
-                        rc = self.engine.c.cuda.cuCtxGetDevice(&other)
-                    self.engine.c.cuda.cuCtxSetCurrent(self.c.device.context)
-                pn_leave(self.c.device, &saved)
-        if rc != CUDA_SUCCESS:
-            raise cuda_exception(self.engine, rc, "cuStreamGetCtx", "stream")
-        if context != self.c.device.context:
-            kind = "cuda" if self.engine.is_cuda else "cpu"
-            raise UsageError(
-                f"the stream is on {kind}:{other}, this communicator is on "
-                f"{kind}:{self.device_ordinal}"
-            )
-        if status != CU_STREAM_CAPTURE_STATUS_NONE:
-            raise UsageError(
-                "the stream is being captured into a graph, which is not supported yet"
-            )
+        usable_stream(self, handle, "the stream")
         return handle
 
-    cdef object look(self, object array, view_t *view, str name):
+    cdef object look(self, call_t *call, object array, view_t *view, str name):
         """Borrow an array; it must be on this communicator's device."""
-        keep = view_of(array, view, self.engine.is_cuda, <size_t>self.c.stream, name)
-        if self.engine.is_cuda and view.device_id != self.device_ordinal:
-            raise InvalidBufferError(
-                f"{name} is on cuda:{view.device_id}, this communicator is on "
-                f"cuda:{self.device_ordinal}"
-            )
-        return keep
+        if not call.settled:
+            self.settle(call, array)
+        return view_of(array, view, self, &call.order, name)

@@ -13,6 +13,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -25,6 +26,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -36,6 +38,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -47,6 +50,7 @@ class Operations(Issuer):
         stack: bool = False,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -58,6 +62,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -68,6 +73,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -80,6 +86,7 @@ class Operations(Issuer):
         stack: bool = False,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -91,6 +98,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -101,6 +109,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -111,6 +120,7 @@ class Operations(Issuer):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...

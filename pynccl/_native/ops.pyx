@@ -56,7 +56,7 @@ cdef inline bint deals(int kind) noexcept:
 
 
 cdef int set_up(
-    call_t *call, int kind, object stream, object timeout, bint timed, bint pack
+    call_t *call, int kind, object stream, bint sync, object timeout, bint timed, bint pack
 ) except -1:
     call.kind = kind
     call.root = 0
@@ -64,6 +64,11 @@ cdef int set_up(
     call.timeout = <PyObject *>timeout
     call.timed = timed
     call.pack = pack
+    call.settled = False
+    call.order.sync = sync
+    call.order.told = False
+    call.order.stream = 0
+    call.order.count = 0
     return 0
 
 
@@ -157,10 +162,12 @@ cdef class Operations(Issuer):
     Every method returns a Work at once; the operation's place in the communicator's order is
     fixed by the call. Arrays must be contiguous in C order and live where the communicator
     does. ``stream`` is None (the communicator's own stream), ``"current"`` (the array
-    library's), a raw handle or an object with ``__cuda_stream__``; ``timeout`` is in seconds,
-    None for the communicator's, ``math.inf`` for none. With ``pack=True`` a strided array goes
-    through a contiguous copy, made by its own library at the call; a strided output is written
-    when the operation is awaited.
+    library's), a raw handle or an object with ``__cuda_stream__``. On a GPU an operation comes
+    behind what its arrays' libraries have put on their current streams, and what they put there
+    later comes behind the operation; with ``sync=False`` the caller sees to both.
+    ``timeout`` is in seconds, None for the communicator's, ``math.inf`` for none. With
+    ``pack=True`` a strided array goes through a contiguous copy, made by its own library at the
+    call; a strided output is written when the operation is awaited.
 
     What moves data takes any dtype but Python objects. What reduces takes NCCL's twelve; bool
     with "any" and "all" (also "max", "min"); complex numbers with "sum" and "avg".
@@ -170,11 +177,11 @@ cdef class Operations(Issuer):
     nothing has been issued.
     """
 
-    cdef object compact(self, object array, str name, bint reads, bint writes):
+    cdef object compact(self, call_t *call, object array, str name, bint reads, bint writes):
         """The array, or where it is strided a contiguous one of its shape in its stead."""
         cdef view_t view
         try:
-            self.look(array, &view, name)
+            self.look(call, array, &view, name)
             return array
         except InvalidBufferError as refusal:
             try:
@@ -202,42 +209,43 @@ cdef class Operations(Issuer):
         )
         cdef Ending ending = None
         if kind == PN_BROADCAST and call.root == self.c.rank:
-            given = self.compact(x, "x", True, False) if call.pack else x
+            given = self.compact(call, x, "x", True, False) if call.pack else x
         else:
-            given = self.compact(x, "x", True, overwrites) if call.pack else x
-        keep = self.look(given, &send, "x")
+            given = self.compact(call, x, "x", True, overwrites) if call.pack else x
+        keep = self.look(call, given, &send, "x")
         if reduces(kind):
             reduced(call, op, x, &send)
         else:
             moved(call, &send)
         cdef size_t block = divided(&send, self.c.size, "x") if deals(kind) else send.count
         if not receives:
-            return self.start(call, &send, &send, block, x, keep, None, None)
+            return self.start(call, &send, &send, block, keep, None, None)
         if overwrites and not send.fresh_result:
             if kind != PN_BROADCAST or call.root != self.c.rank:
                 writable(&send, "x")
                 if given is not x:
                     ending = unpacked(given, x)
-            return self.start(call, &send, &send, block, x, keep, x, ending)
+            return self.start(call, &send, &send, block, keep, x, ending)
         if out is None:
             target = result = fresh_like(x, fresh_shape(kind, x, self.c.size, stack))
             ending = ending_of(x)
         elif stack:
             raise ConfigError("stack=True shapes a fresh result, it does not go with out=")
         else:
-            target = self.compact(out, "out", False, True) if call.pack else out
+            target = self.compact(call, out, "out", False, True) if call.pack else out
             result = out
             if target is not out:
                 ending = unpacked(target, out)
-        kept = self.look(target, &recv, "out")
+        kept = self.look(call, target, &recv, "out")
         writable(&recv, "out")
         same_type(given, &send, target, &recv)
         counted(kind, &send, &recv, block, self.c.size)
         apart(kind, &send, &recv, block, self.c.rank)
-        return self.start(call, &send, &recv, block, x, (keep, kept), result, ending)
+        return self.start(call, &send, &recv, block, (keep, kept), result, ending)
 
     def all_reduce(
-        self, x, out=None, op="sum", *, pack=False, stream=None, timeout=None, timed=False
+        self, x, out=None, op="sum", *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Reduce x over all ranks; every rank gets the result (``ncclAllReduce``).
 
@@ -252,12 +260,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_REDUCE, stream, timeout, timed, pack)
+        set_up(&call, PN_ALL_REDUCE, stream, sync, timeout, timed, pack)
         return self.run(&call, x, out, op, True, False)
 
     def reduce(
-        self, x, out=None, op="sum", root=0, *, pack=False, stream=None, timeout=None,
-        timed=False,
+        self, x, out=None, op="sum", root=0, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Reduce x over all ranks; the root gets the result (``ncclReduce``).
 
@@ -272,12 +280,13 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_REDUCE, stream, timeout, timed, pack)
+        set_up(&call, PN_REDUCE, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, root, "root")
         return self.run(&call, x, out, op, call.root == self.c.rank, False)
 
     def broadcast(
-        self, x, root=0, out=None, *, pack=False, stream=None, timeout=None, timed=False
+        self, x, root=0, out=None, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Copy the root's x to every rank (``ncclBroadcast``). Any dtype.
 
@@ -292,12 +301,13 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_BROADCAST, stream, timeout, timed, pack)
+        set_up(&call, PN_BROADCAST, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, root, "root")
         return self.run(&call, x, out, None, True, False)
 
     def all_gather(
-        self, x, out=None, *, stack=False, pack=False, stream=None, timeout=None, timed=False
+        self, x, out=None, *, stack=False, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Join every rank's x, in rank order, on every rank (``ncclAllGather``). Any dtype.
 
@@ -309,11 +319,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_GATHER, stream, timeout, timed, pack)
+        set_up(&call, PN_ALL_GATHER, stream, sync, timeout, timed, pack)
         return self.run(&call, x, out, None, True, stack)
 
     def reduce_scatter(
-        self, x, out=None, op="sum", *, pack=False, stream=None, timeout=None, timed=False
+        self, x, out=None, op="sum", *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Reduce x over all ranks; each gets its own block of rows (``ncclReduceScatter``).
 
@@ -325,11 +336,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_REDUCE_SCATTER, stream, timeout, timed, pack)
+        set_up(&call, PN_REDUCE_SCATTER, stream, sync, timeout, timed, pack)
         return self.run(&call, x, out, op, True, False)
 
     def all_to_all(
-        self, x, out=None, *, pack=False, stream=None, timeout=None, timed=False
+        self, x, out=None, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Exchange blocks: block i of x goes to rank i (``ncclAlltoAll``). Any dtype.
 
@@ -339,12 +351,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_TO_ALL, stream, timeout, timed, pack)
+        set_up(&call, PN_ALL_TO_ALL, stream, sync, timeout, timed, pack)
         return self.run(&call, x, out, None, True, False)
 
     def gather(
-        self, x, out=None, root=0, *, stack=False, pack=False, stream=None, timeout=None,
-        timed=False,
+        self, x, out=None, root=0, *, stack=False, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Join every rank's x, in rank order, on the root (``ncclGather``). Any dtype.
 
@@ -360,12 +372,13 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_GATHER, stream, timeout, timed, pack)
+        set_up(&call, PN_GATHER, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, root, "root")
         return self.run(&call, x, out, None, call.root == self.c.rank, stack)
 
     def scatter(
-        self, x, out=None, root=0, *, pack=False, stream=None, timeout=None, timed=False
+        self, x, out=None, root=0, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Deal the root's x out: rank i gets block i of its rows (``ncclScatter``). Any dtype.
 
@@ -376,7 +389,7 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_SCATTER, stream, timeout, timed, pack)
+        set_up(&call, PN_SCATTER, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, root, "root")
         if call.root == self.c.rank:
             return self.run(&call, x, out, None, True, False)
@@ -390,18 +403,20 @@ cdef class Operations(Issuer):
         """Submit an operation that only writes."""
         cdef view_t recv
         cdef Ending ending = None
-        target = self.compact(out, name, False, True) if call.pack else out
-        keep = self.look(target, &recv, name)
+        target = self.compact(call, out, name, False, True) if call.pack else out
+        keep = self.look(call, target, &recv, name)
         writable(&recv, name)
         moved(call, &recv)
         if target is not out:
             ending = unpacked(target, out)
         return self.start(
-            call, NULL if call.kind == PN_RECV else &recv, &recv, recv.count, out, keep, out,
+            call, NULL if call.kind == PN_RECV else &recv, &recv, recv.count, keep, out,
             ending,
         )
 
-    def send(self, x, peer, *, pack=False, stream=None, timeout=None, timed=False):
+    def send(
+        self, x, peer, *, pack=False, stream=None, sync=True, timeout=None, timed=False
+    ):
         """Send x to one rank, which must receive as many bytes (``ncclSend``). Any dtype.
 
         Two ranks that both send first wait for each other: put exchanges into one ``group()``.
@@ -409,14 +424,16 @@ cdef class Operations(Issuer):
         cdef call_t call
         cdef view_t view
         self.usable()
-        set_up(&call, PN_SEND, stream, timeout, timed, pack)
+        set_up(&call, PN_SEND, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, peer, "peer")
-        given = self.compact(x, "x", True, False) if pack else x
-        keep = self.look(given, &view, "x")
+        given = self.compact(&call, x, "x", True, False) if pack else x
+        keep = self.look(&call, given, &view, "x")
         moved(&call, &view)
-        return self.start(&call, &view, NULL, view.count, x, keep, None, None)
+        return self.start(&call, &view, NULL, view.count, keep, None, None)
 
-    def recv(self, x, peer, *, pack=False, stream=None, timeout=None, timed=False):
+    def recv(
+        self, x, peer, *, pack=False, stream=None, sync=True, timeout=None, timed=False
+    ):
         """Receive into x from one rank, which must send as much (``ncclRecv``). Any dtype.
 
         Returns:
@@ -424,7 +441,7 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_RECV, stream, timeout, timed, pack)
+        set_up(&call, PN_RECV, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, peer, "peer")
         return self.take(&call, x, "x")
 
@@ -432,10 +449,10 @@ cdef class Operations(Issuer):
         """Wait until every rank has called it (a one-byte ``ncclAllReduce``)."""
         cdef call_t call
         self.usable()
-        set_up(&call, PN_BARRIER, stream, timeout, timed, False)
+        set_up(&call, PN_BARRIER, stream, True, timeout, timed, False)
         call.datatype = call.redop = 0
         call.unit = 1
-        return self.start(&call, NULL, NULL, 1, None, None, None, None)
+        return self.start(&call, NULL, NULL, 1, None, None, None)
 
     def slot(self, array):
         """This rank's own block of rows, as a view of `array`: what in place means.
@@ -447,8 +464,10 @@ cdef class Operations(Issuer):
             Shape (a, ...): the x of ``all_gather(x, out=array)``, and the out of
             ``reduce_scatter(array, out)``.
         """
+        cdef call_t call
         cdef view_t view
-        self.look(array, &view, "array")
+        set_up(&call, PN_ALL_GATHER, None, False, None, False, False)
+        self.look(&call, array, &view, "array")
         writable(&view, "array")
         divided(&view, self.c.size, "array")
         rows = view.first // self.c.size

@@ -7,6 +7,8 @@ both copies are put on the stream that was the library's current one at the call
 waits for the first, and what is put on that stream after the await comes behind the second.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+
 import contextlib
 import sys
 import threading
@@ -31,6 +33,19 @@ cdef tuple shape_of(object array):
 
 # ---- fresh arrays ----------------------------------------------------------------------------
 
+cdef object aligned(tuple shape, object dtype):
+    """A NumPy array at a multiple of 64 bytes: so XLA takes it without a copy."""
+    cdef Py_buffer buffer
+    cdef Py_ssize_t nbytes = dtype.itemsize
+    for length in shape:
+        nbytes *= length
+    raw = numpy.empty(nbytes + 64, numpy.uint8)
+    PyObject_GetBuffer(raw, &buffer, PyBUF_SIMPLE)
+    start = 63 - (<size_t>buffer.buf - 1) % 64
+    PyBuffer_Release(&buffer)
+    return ndarray(shape, dtype, raw, start)
+
+
 cdef object fresh_like(object array, tuple shape):
     """An uninitialised array of the caller's own library, dtype and device.
 
@@ -44,14 +59,7 @@ cdef object fresh_like(object array, tuple shape):
     if module == "torch":
         return array.new_empty(shape)
     if module in IMMUTABLE:
-        # XLA takes host memory without a copy where it is aligned to 64 bytes.
-        dtype = numpy.dtype(array.dtype)
-        nbytes = dtype.itemsize
-        for length in shape:
-            nbytes *= length
-        raw = numpy.empty(nbytes + 64, numpy.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start:start + nbytes].view(dtype).reshape(shape)
+        return aligned(shape, array.dtype)
     if hasattr(cls, "__array_namespace__"):
         namespace = array.__array_namespace__()
         return namespace.empty(shape, dtype=array.dtype, device=array.device)

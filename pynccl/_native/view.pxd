@@ -1,4 +1,6 @@
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from pynccl._native.abi cimport DLTensor
 
 cdef enum:
     KIND_OPAQUE = 255       # elements of a kind that DLPack has no code for: bytes
@@ -18,7 +20,10 @@ cdef struct view_t:
     bint readonly
     bint fresh_result   # immutable or foreign: results go to a new array even where they fit
 
-cdef object view_of(object array, view_t *view, bint is_cuda, size_t stream, str name)
+cdef dict ADDED
 cdef str dtype_name(int code)
 cdef str dtype_of(object array, view_t *view)
-cdef bint producer_stream(object array, int device, size_t *handle) except? False
+cdef int code_of(uint8_t kind, int bits) noexcept nogil
+cdef uint8_t kind_of_format(const char *text) noexcept nogil
+cdef int strided(str name, tuple shape, tuple strides, str unit) except -1
+cdef int from_tensor(DLTensor *tensor, uint64_t flags, view_t *view, str name) except -1

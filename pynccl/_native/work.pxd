@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t
 
 from pynccl._native.completion cimport Operation
 from pynccl._native.engine cimport Engine
+from pynccl._native.exchange cimport MOST_PRODUCERS
 from pynccl._native.handles cimport CommHandle, Unseen
 from pynccl._native.results cimport Ending
 
@@ -13,8 +14,9 @@ cdef class Work(Operation):
     cdef object result_array
     cdef Ending ending      # what is left to do for the result when the device is done
     cdef object group       # the group that records it and has not issued it yet
-    cdef size_t producer    # the stream of the array's library, if the hand-off is ours
-    cdef bint hands_off
+    cdef size_t producers[MOST_PRODUCERS]  # streams that we put in order with it
+    cdef int producer_count
+    cdef size_t aside       # where others have put themselves in order, if not on its stream
     cdef object timing      # two events, for a timed operation
     cdef bint seen          # somebody has been given its failure
     cdef Unseen unseen      # its failure, while nobody has asked for it

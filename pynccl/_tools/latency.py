@@ -30,6 +30,7 @@ def run(rounds: int, only: str | None) -> list[Figure]:
     makers: dict[str, Callable[[int], Figure]] = {
         "issue of all_reduce, NumPy": issue_numpy,
         "issue of all_reduce, torch": issue_torch,
+        "issue of all_reduce, JAX": issue_jax,
         "issue and await of a finished operation": await_finished,
         "completions, 1000 in flight": completions,
         "round trip, done 10 us after issue": round_trip,
@@ -193,6 +194,40 @@ def issue_torch(rounds: int) -> Figure:
             found["ours"],
             {"x.__dlpack__()": found["__dlpack__"]},
             {"x.__dlpack__()": 1 / 0.4},
+        )
+
+    return on_engine("noop", body)
+
+
+def issue_jax(rounds: int) -> Figure:
+    """One issue of a JAX CPU array against its own __dlpack__(); making its result is apart."""
+    name = "issue of all_reduce, JAX"
+    try:
+        import jax
+    except ImportError:
+        return Figure(name, "us", 0.0, {}, {}, absent={"jax": "it is not installed"})
+
+    async def body(comm: pynccl.Communicator) -> Figure:
+        x = jax.numpy.ones(4)
+        works: list[pynccl.Work] = []
+        loops = LOOPS // 10
+        conversions: list[float] = []
+
+        def ours() -> float:
+            works.clear()
+            taken = per_call_us(lambda: works.append(comm.all_reduce(x)), loops)
+            results = iter(works)
+            conversions.append(per_call_us(lambda: next(results).result(), loops))
+            return taken
+
+        found = medians({"ours": ours, "__dlpack__": lambda: per_call_us(x.__dlpack__)}, rounds)
+        return Figure(
+            name,
+            "us",
+            found["ours"],
+            {"x.__dlpack__()": found["__dlpack__"]},
+            {"x.__dlpack__()": 1 / 1.7},
+            notes={"result as a JAX array, us": statistics.median(conversions)},
         )
 
     return on_engine("noop", body)

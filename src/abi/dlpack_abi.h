@@ -64,6 +64,7 @@ typedef struct DLManagedTensor {
 
 #define DLPACK_FLAG_BITMASK_READ_ONLY 1u
 #define DLPACK_FLAG_BITMASK_IS_COPIED 2u
+#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4u /* otherwise less than a byte is packed */
 
 typedef struct DLManagedTensorVersioned {
     DLPackVersion version;

@@ -259,6 +259,7 @@ struct pn_comm {
     ncclComm_t handle;
     pthread_mutex_t handle_lock;
     CUstream stream;
+    CUstream aside; /* where producers order themselves while operations are deferred; made on first use */
     pn_track_t track;
     bool ordered;  /* chained with the device's other ordered communicators, in issue order */
     void *scratch; /* device memory for barrier() */
@@ -337,6 +338,13 @@ void pn_control_submit(pn_op_t *op); /* INIT, SPLIT, CLOSE: through the lane, in
 bool pn_submit(pn_op_t *op);
 /* Before pn_submit: make the operation wait for what is now on the producer's stream. */
 CUresult pn_hand_off(pn_op_t *op, CUstream producer);
+/* Have what comes later on one stream run behind what is now on another. */
+CUresult pn_order_streams(pn_device_t *device, CUstream first, CUstream later);
+/* The stream that a producer is to order itself before: the communicator's own, or, while operations are
+ * still to be issued, one aside. On its own stream they would come behind the producer, which may wait for
+ * them. */
+CUresult pn_told_stream(pn_comm_t *comm, CUstream *stream);
+CUresult pn_aside(pn_comm_t *comm, CUstream *stream);
 /* Issue several as one native group. The operations may belong to several communicators. */
 bool pn_submit_group(pn_op_t **ops, int count);
 /* The native call for one operation on a stream: NCCL's result, the function's name in *function. */

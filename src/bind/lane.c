@@ -187,6 +187,14 @@ void pn_comm_strip(pn_comm_t *comm) {
         comm->stream = NULL;
     }
     pthread_mutex_lock(&device->lock);
+    CUstream aside = comm->aside;
+    comm->aside = NULL;
+    pthread_mutex_unlock(&device->lock);
+    if (aside) {
+        device->engine->cuda.cuStreamDestroy_v2(aside);
+        atomic_fetch_sub(&pn_counts.streams, 1);
+    }
+    pthread_mutex_lock(&device->lock);
     if (comm->scratch_slot >= 0)
         device->scratch_used[comm->scratch_slot / 64] &= ~((uint64_t)1 << (comm->scratch_slot % 64));
     comm->scratch_slot = -1;

@@ -59,20 +59,20 @@ class _Versioned(ctypes.Structure):
 
 
 class Producer:
-    """A host array. `versioned` capsules are DLPack 1.x, the others the older kind."""
+    """A host array, given out in DLPack 1.x capsules."""
+
+    versioned = True
 
     def __init__(
         self,
         array: NDArray[Any],
         *,
-        versioned: bool = True,
         readonly: bool = False,
         device: tuple[int, int] = (CPU, 0),
         offset: int = 0,
         major: int = 1,
     ) -> None:
         self.array = array
-        self.versioned = versioned
         self.readonly = readonly
         self.place = device
         self.offset = offset
@@ -102,7 +102,7 @@ class Producer:
         return self.place
 
     def __array_namespace__(self) -> Any:
-        return Namespace(self.versioned)
+        return Namespace(type(self))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.place
@@ -139,11 +139,17 @@ class Producer:
         return capsule
 
 
+class Older(Producer):
+    """In capsules of before DLPack 1.0."""
+
+    versioned = False
+
+
 class Namespace:
     """The few functions of the array API that a result takes."""
 
-    def __init__(self, versioned: bool) -> None:
-        self.versioned = versioned
+    def __init__(self, kind: type[Producer]) -> None:
+        self.kind = kind
 
     def empty(self, shape: tuple[int, ...], *, dtype: Any, device: Any) -> Producer:
-        return Producer(np.empty(shape, dtype), versioned=self.versioned, device=device)
+        return self.kind(np.empty(shape, dtype), device=device)

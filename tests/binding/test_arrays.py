@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 from cliques import all_reduced, clique
-from dlpack_producer import CPU, CUDA, Producer
+from dlpack_producer import CPU, CUDA, Older, Producer
 
 import pynccl
 from pynccl import InvalidBufferError, testing
@@ -29,8 +29,8 @@ def as_numpy(x: Any) -> Any:
     return np.from_dlpack(x) if hasattr(x, "__dlpack__") else np.asarray(x)
 
 
-def producers(versioned: bool) -> Callable[[Any], Any]:
-    return lambda values: Producer(np.array(values, np.float32), versioned=versioned)
+def producers(kind: type[Producer]) -> Callable[[Any], Any]:
+    return lambda values: kind(np.array(values, np.float32))
 
 
 def tvm(values: Any) -> Any:
@@ -44,8 +44,8 @@ def torch(values: Any) -> Any:
 
 LIBRARIES: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda values: np.array(values, np.float32),
-    "DLPack 1": producers(versioned=True),
-    "DLPack 0": producers(versioned=False),
+    "DLPack 1": producers(Producer),
+    "DLPack 0": producers(Older),
     "exchange API": tvm,
     "torch": torch,
     "array.array": lambda values: arraymodule.array("f", values),
@@ -201,12 +201,12 @@ async def test_what_can_only_be_moved(temper: str) -> None:
 # ---- what is borrowed is given back ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("kind", [Producer, Older])
 async def test_a_capsule_is_held_until_the_end_and_no_longer(
-    temper: str, versioned: bool
+    temper: str, kind: type[Producer]
 ) -> None:
     async with clique(1, warm=True) as comms:
-        x = Producer(np.ones(4, np.float32), versioned=versioned)
+        x = kind(np.ones(4, np.float32))
         with testing.faults("op:delay=50ms"):
             work = comms[0].all_reduce(x)
             assert x.held == 1
@@ -214,7 +214,8 @@ async def test_a_capsule_is_held_until_the_end_and_no_longer(
         await asyncio.sleep(0.05)
         assert x.held == 0
         # Host memory has no stream to order by, so none is named.
-        assert x.asked == ([{"max_version": (1, 1)}] if versioned else [{}])
+        newest = {"max_version": (1, 1), "copy": False}
+        assert x.asked == ([newest] if kind.versioned else [{}])
 
 
 async def test_a_refused_capsule_is_given_back(temper: str) -> None:

@@ -25,6 +25,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pynccl._native.results",
         "pynccl._native.completion",
     ),
+    ("pynccl._native.exchange",),
+    ("pynccl._native.borrow",),
     ("pynccl._native.work",),
     ("pynccl._native.issue", "pynccl._native.streams"),
     ("pynccl._native.dtypes",),

@@ -1,0 +1,1 @@
+# Nothing here is for Python: other modules use it by borrow.pxd.
