@@ -14,6 +14,7 @@ static host_config_t settings = {
     .mode = HOST_STRICT,
     .temper = HOST_QUICK,
     .devices = DEFAULT_DEVICES,
+    .nccl_version = NCCL_ABI_VERSION,
     .runtime_connect = true,
     .windows = true,
     .seed = 1,
@@ -110,6 +111,28 @@ static bool set_devices(const char *text) {
     return true;
 }
 
+/* "2.21.5"; the oldest that pynccl takes is 2.18. */
+static bool set_version(const char *text) {
+    uint64_t code = 0;
+    for (int part = 0; part < 3; part++) {
+        char digits[4];
+        size_t length = strcspn(text, ".");
+        uint64_t value;
+        if (length >= sizeof digits || (text[length] == '\0') != (part == 2))
+            return false;
+        memcpy(digits, text, length);
+        digits[length] = '\0';
+        if (!parse_number(digits, 1, 99, &value))
+            return false;
+        code = code * 100 + value;
+        text += length + 1;
+    }
+    if (code < NCCL_SINCE(2, 18) || code > NCCL_ABI_VERSION)
+        return false;
+    settings.nccl_version = (int)code;
+    return true;
+}
+
 static bool set_quirks(const char *text) {
     bool depth_leak = false, no_memory_ops = false;
     while (*text != '\0') {
@@ -177,6 +200,7 @@ static const struct {
     {"misuse", "PYNCCL_HOST_MISUSE", set_misuse},
     {"devices", "PYNCCL_HOST_DEVICES", set_devices},
     {"quirks", "PYNCCL_HOST_QUIRKS", set_quirks},
+    {"nccl_version", "PYNCCL_HOST_NCCL_VERSION", set_version},
     {"pointers", "PYNCCL_HOST_POINTERS", set_pointers},
     {"launch_cost_us", "PYNCCL_HOST_LAUNCH_COST_US", set_launch_cost},
     {"launch_depth", "PYNCCL_HOST_LAUNCH_DEPTH", set_launch_depth},

@@ -304,8 +304,6 @@ CUresult host_stream_wait_place(CUstream stream, host_place_t place);
 CUresult host_worker_ensure(CUstream stream); /* it has a thread */
 CUresult host_worker_call(CUstream stream);   /* start or wake the worker; it runs until the queue is empty */
 void host_janitor_notice(void);               /* a small item was left pending */
-CUresult host_thread_start(void *(*body)(void *), void *argument, const char *name); /* name: 15 letters */
-void host_thread_end(void); /* the last words of each body */
 
 /* driver_wait.c */
 CUresult host_place_wait(host_place_t place, host_device_t *device);

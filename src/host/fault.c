@@ -42,6 +42,7 @@ static const struct {
                  BIT(IN_PROGRESS) | BIT(AFFINITY)},
     {"op",
      BIT(DELAY) | BIT(FAIL) | BIT(STUCK) | BIT(KILL) | BIT(REMOTE) | BIT(CUDA_ERROR) | BIT(IN_PROGRESS)},
+    {"background", BIT(DELAY) | BIT(FAIL) | BIT(STUCK) | BIT(KILL)},
     {"abort", BIT(DELAY) | BIT(FAIL) | BIT(STUCK) | BIT(KILL)},
     {"destroy", BIT(DELAY) | BIT(FAIL) | BIT(STUCK) | BIT(KILL) | BIT(IN_PROGRESS)},
     {"finalize", BIT(DELAY) | BIT(FAIL) | BIT(STUCK) | BIT(KILL) | BIT(IN_PROGRESS)},

@@ -48,6 +48,7 @@ typedef struct {
     _Atomic bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
     _Atomic bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
     _Atomic bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: streams cannot wait for words */
+    _Atomic int nccl_version; /* PYNCCL_HOST_NCCL_VERSION: the release that is imitated; 22105 is 2.21.5 */
     _Atomic bool refuse_foreign;      /* PYNCCL_HOST_POINTERS=own: memory of others is refused */
     _Atomic uint32_t launch_cost_ns;  /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
     _Atomic uint32_t launch_depth;    /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
@@ -210,6 +211,12 @@ void host_average_factor(void *scalar, ncclDataType_t type, int ranks);
 /* Integer average: values[i] = values[i] / ranks, truncating towards zero for signed types. */
 void host_divide(void *values, size_t count, ncclDataType_t type, int ranks);
 
+/* ---- threads (driver_worker.c) --------------------------------------------------------------------- */
+
+/* A thread that nobody joins; it is counted among the live ones. The name has at most 15 letters. */
+CUresult host_thread_start(void *(*body)(void *), void *argument, const char *name);
+void host_thread_end(void); /* the last words of each body */
+
 /* ---- journal and faults (journal.c, fault.c) -------------------------------------------------------- */
 
 /* One exported call as a test sees it. The layout is read by ctypes: append only. */
@@ -233,9 +240,9 @@ typedef struct {
 bool host_journal_on(void);
 void host_journal_add(const host_call_t *call);
 
-/* Faults. A site names where it may strike: "init", "op", "abort", "destroy", "finalize", "call", "event",
- * "host_function". `name` is the function's or the operation's name ("ncclAllReduce"), `rank` the
- * communicator's rank or -1. The first matching rule whose turn it is is taken. */
+/* Faults. A site names where it may strike: "init", "op", "background", "abort", "destroy", "finalize",
+ * "call", "event", "host_function". `name` is the function's or the operation's name ("ncclAllReduce"),
+ * `rank` the communicator's rank or -1. The first matching rule whose turn it is is taken. */
 typedef enum {
     HOST_FAULT_NONE,
     HOST_FAULT_DELAY,       /* ns */
@@ -283,6 +290,9 @@ void host_misuse_group(void); /* a group is open: watch the thread's end */
 /* Set what the environment sets ("temper", "mode", "faults", "quirks", ...); 0, or -1 for an unknown key or
  * value. "faults" replaces the whole rule set; "" removes it. */
 PN_EXPORT int pn_host_set(const char *key, const char *value);
+/* Whether the release that is imitated does not have this NCCL function. Its name is exported all the same,
+ * and calling it is an invalid usage; a loader that asks can leave it out. */
+PN_EXPORT int pn_host_absent(const char *function);
 PN_EXPORT void pn_host_journal_start(size_t capacity);
 PN_EXPORT size_t pn_host_journal_read(host_call_t *calls, size_t capacity); /* returns how many there are */
 PN_EXPORT void pn_host_journal_stop(void);

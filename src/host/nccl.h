@@ -1,10 +1,12 @@
 /* Inside the NCCL room: communicators, what ranks share, and the way from a call to a kernel.
  *
- *   nccl_library.c     version, texts, memory, encryption; entry and exit of every exported call
+ *   nccl_library.c     texts, memory, encryption; entry and exit of every exported call
+ *   nccl_version.c     the release that is imitated, and what it does not have
  *   nccl_param.c       the table of parameters
  *   nccl_call.c        collectives and point to point: argument checks
  *   nccl_selection.c   ncclCollConfig_t and its selections of algorithms
- *   nccl_group.c       the thread-local group machine, jobs
+ *   nccl_group.c       the thread-local group machine
+ *   nccl_job.c         what the end of a group does: jobs on threads, and groups in the background
  *   nccl_launch.c      from the tasks of a group to kernels on streams
  *   nccl_contact.c     the first use of a function or a peer
  *   nccl_capture.c     operations on streams that are being captured
@@ -15,8 +17,11 @@
  *   nccl_fault.c       injected faults, as a call feels them
  *   nccl_report.c      a mismatch between ranks, in words
  *   nccl_misuse.c      what the misuse detector looks for
- *   nccl_init.c nccl_split.c nccl_end.c   communicators are born, divided, and go
+ *   nccl_init.c nccl_end.c                communicators are born, and go
+ *   nccl_child.c nccl_split.c nccl_shrink.c nccl_grow.c   others are made from them
+ *   nccl_revoke.c nccl_suspend.c          they are stopped, or put aside, and live on
  *   nccl_comm.c        handles, state, queries
+ *   nccl_stop.c        operations are cut off; barriers between ranks
  *   nccl_config.c nccl_operator.c         ncclConfig_t; user-defined operators
  *   nccl_clique.c      the ranks of one communicator that live in this process; watching the others
  *   nccl_segment.c     the shared memory itself, unique ids
@@ -28,7 +33,6 @@
 
 #include <sys/types.h>
 
-#define HOST_NCCL_VERSION 23203
 #define HOST_MAX_RANKS 64
 #define HOST_LINE_BYTES 48           /* payload that travels in the arrival's own cache line */
 #define HOST_SLOT_BYTES (256 * 1024) /* payload a rank publishes at once otherwise */
@@ -131,11 +135,11 @@ typedef struct {
     _Atomic uint32_t packed;
 } host_intent_t;
 
-/* What a rank says in ncclCommSplit; split s uses note s % 2. */
+/* What a rank says when child c of its communicator is made by a split; it uses note c % 2. */
 typedef struct {
-    _Alignas(64) _Atomic uint32_t told; /* number of the split whose colour and key these are */
+    _Alignas(64) _Atomic uint32_t told; /* number of the child whose colour and key these are */
     int32_t color, key;
-    _Atomic uint32_t offered; /* number of the split for which `id` is the new clique's */
+    _Atomic uint32_t offered; /* number of the child for which `id` is its clique's */
     ncclUniqueId id;
 } host_note_t;
 
@@ -146,6 +150,21 @@ typedef struct {
     unsigned char words[64];
 } host_post_t;
 
+/* What a rank says in ncclCommShrink; the lowest rank that stays answers all others. */
+enum { HOST_SHRINK_IDLE, HOST_SHRINK_ASKED, HOST_SHRINK_ANSWERED };
+typedef struct {
+    _Alignas(64) _Atomic uint32_t state;
+    _Atomic uint64_t survivors; /* one bit a rank */
+    ncclUniqueId id;
+} host_shrink_t;
+
+/* Where ranks 0 and n - 1 find the id of a communicator that grows, and all others rank 0's. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t entered; /* number of the child for which the rank has come */
+    _Atomic uint32_t told;                 /* number of the child whose id this is */
+    ncclUniqueId id;
+} host_grow_t;
+
 typedef enum { HOST_ABSENT, HOST_JOINING, HOST_READY, HOST_LEFT } host_presence_t;
 
 typedef struct {
@@ -154,12 +173,16 @@ typedef struct {
     uint64_t start; /* of the process, in clock ticks since boot */
     int32_t device, version;
     uint64_t encryption; /* which key the process has set, 0 for none */
+    uint64_t ids;        /* a hash of all unique ids that its init was given */
     _Atomic uint32_t finalized;
+    _Atomic uint32_t barrier; /* how many barriers it has come to */
     _Alignas(64) host_bell_t bell;
     host_line_t line[2];
     host_intent_t intent[2]; /* of a kernel, and of a call that makes first contact */
     host_note_t note[2];
     host_post_t post[2];
+    host_shrink_t shrink;
+    host_grow_t grow;
     _Atomic uint8_t connected[HOST_COLLECTIVES];
     _Atomic uint8_t met[HOST_MAX_RANKS];
 } host_area_t;
@@ -200,6 +223,8 @@ host_channel_t *host_segment_channel(host_head_t *head, int from, int to);
 ncclResult_t host_segment_offer(ncclUniqueId *unique);
 /* Close what needs to be offered no more. With an id: also that one, whoever is missing. */
 void host_segment_withdraw(const ncclUniqueId *unique);
+/* SystemError unless the process that made an id is alive. */
+ncclResult_t host_segment_check(const ncclUniqueId *unique);
 /* Map the segment of an id for `ranks` ranks. InvalidUsage: somebody else's number of ranks, or used before.
  */
 ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head);
@@ -218,7 +243,7 @@ typedef struct host_clique {
     struct ncclComm *members;
     int joined, leaving;
     _Atomic int64_t next_look;
-    _Atomic int gone; /* 1 + the rank found dead */
+    _Atomic uint64_t dead; /* the ranks whose processes are gone, one bit a rank */
     int watched;
     struct {
         pid_t pid;
@@ -276,13 +301,21 @@ struct ncclComm {
     _Atomic uint32_t callers; /* threads inside a call that waits */
     _Atomic int32_t inside;   /* the misuse detector's: the thread that is inside a call */
     host_bell_t quiet;        /* rung when one of these two may have become 0, and by abort */
-    struct ncclComm *parent;  /* while it is being split off: the parent's abort ends it too */
-    _Atomic uint32_t graphs;  /* nodes of live graphs that are its operations */
-    bool finalize_called, finalized;
+    _Atomic uint32_t background; /* groups that run in the background and have it */
+    _Atomic uint32_t kernels;    /* launched and not released yet */
+    _Atomic uint64_t needed;     /* the ranks whose death ends a wait, one bit a rank */
+    struct ncclComm *parent;     /* while it is being made: the parent's abort ends it too */
+    _Atomic uint32_t graphs;     /* nodes of live graphs that are its operations */
+    bool finalize_called, finalized, suspended;
+    _Atomic bool revoked;
+    _Atomic bool torn;           /* an operation was cut off half-way, so that ranks may be out of step */
+    _Atomic bool aborted;        /* by ncclCommAbort: `stop` stays raised */
     _Atomic bool reclaim_queued; /* destroyed or aborted, if the group it was done in does not fail */
     uint32_t arrival;            /* of the last chunk; only the kernel whose turn it is counts on */
     uint64_t sequence;           /* collectives launched */
-    uint32_t splits;
+    uint32_t children, barriers; /* made by split or grow, or failed to be; barriers it has come to */
+    uint32_t id_for;             /* the child for which ncclCommGetUniqueId has given an id */
+    _Atomic uint32_t born;       /* of those, how many are done with */
     uint32_t sent[HOST_MAX_RANKS], received[HOST_MAX_RANKS]; /* messages launched, by peer */
     bool connected[HOST_COLLECTIVES], met[HOST_MAX_RANKS];
     host_operator_t *operators;
@@ -304,15 +337,29 @@ ncclResult_t host_comm_ready(ncclComm_t comm, const char *function);
 /* The first error stays. The text is the caller's business. */
 void host_comm_set_state(ncclComm_t comm, ncclResult_t error);
 ncclResult_t host_comm_state(ncclComm_t comm);
-/* The result of a call on a communicator that a fault has made to look in progress. */
+/* The gate in front of operations: ready, and neither revoked, finalized nor suspended. */
+ncclResult_t host_comm_usable(ncclComm_t comm, const char *function);
+/* What a call answers that is about to return: in progress, where a fault makes it look so; on a non-blocking
+ * communicator, which keeps an error for good, its state. */
 ncclResult_t host_comm_progress(ncclComm_t comm, ncclResult_t result);
+/* A failure on a non-blocking communicator becomes its state; a blocking one stays as it is. */
+void host_comm_spoil(ncclComm_t comm, ncclResult_t result);
 /* Raise the abort flag of the communicator and of all that share its resources; nobody is waited for. */
 void host_comm_stop(ncclComm_t comm);
+/* Wait until what was launched on a stopped communicator, and on those that share its resources, has ended;
+ * then let them go on. An error: it is being aborted meanwhile, and stays stopped. */
+ncclResult_t host_comm_cut(ncclComm_t comm);
 /* Kernels and queries touch shared memory between these two; false: stopped, and there is nothing to end. */
 bool host_comm_begin(ncclComm_t comm);
 void host_comm_end(ncclComm_t comm);
-/* Wait until nobody is between the two, nor inside a call that waits. The communicator is stopped. */
+/* Wait until nobody is between the two, nor inside a call that waits, nor in the background. The communicator
+ * is stopped. */
 void host_comm_settle(ncclComm_t comm);
+bool host_comm_used(ncclComm_t comm); /* somebody is between the two, or inside a call */
+/* Wait until no group has it in the background; its state is final then, unless a call is running. */
+void host_comm_await_background(ncclComm_t comm);
+/* Wait until all ranks have come to as many barriers. */
+ncclResult_t host_comm_barrier(ncclComm_t comm);
 static inline bool host_comm_stopped(const struct ncclComm *comm) {
     return atomic_load_explicit(&comm->stop, memory_order_seq_cst) != 0;
 }
@@ -338,76 +385,14 @@ ncclResult_t host_reclaim_fault(ncclComm_t comm, const char *site, const char *f
 _Noreturn void host_process_kill(void);
 
 ncclResult_t host_config_parse(const ncclConfig_t *given, ncclConfig_t *config);
+/* The configuration of a child: parsed from what is given, or the parent's. */
+ncclResult_t host_config_inherit(const ncclConfig_t *given, const ncclConfig_t *parent, ncclConfig_t *config);
 ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const char *function);
 /* What a call's config says goes into the task; its selection is checked when the rest of the call was. */
 ncclResult_t host_coll_config_parse(const char *function, const ncclCollConfig_t *given, host_task_t *task);
 ncclResult_t host_selection_check(const char *function, host_task_t *task);
 
-/* ---- groups and jobs (nccl_group.c) -------------------------------------------------------------- */
-
-typedef struct {
-    void *buffer;
-    size_t bytes;
-    ncclWindow_t *out;
-    int flags;
-    uint32_t turn;
-} host_window_job_t;
-
-typedef struct host_job {
-    struct host_job *next;
-    ncclResult_t (*run)(struct host_job *job);
-    /* In place of `run`, when the group failed before; `result` says how. */
-    void (*undo)(struct host_job *job);
-    ncclComm_t comm;
-    const char *function;
-    ncclResult_t result;
-    bool ran;
-    pthread_t thread;
-    struct host_crew *crew;
-    /* what only some kinds of job need */
-    ncclUniqueId id;
-    ncclComm_t *out;
-    ncclConfig_t config;
-    int color, key;
-    host_window_job_t window;
-} host_job_t;
-
-/* What one communicator does in a group. */
-typedef struct host_plan {
-    struct host_plan *next;
-    ncclComm_t comm;
-    uint64_t hash;                       /* the clique's */
-    host_task_t *collectives, *messages; /* in the order of the calls */
-    host_task_t **last_collective, **last_message;
-    host_rma_t *rma;   /* by context, and in the order of the calls there */
-    CUstream *streams; /* distinct, in the order in which they were first seen */
-    int stream_count;
-    bool claimed;
-} host_plan_t;
-
-int host_group_depth(void);
-void host_group_start(void);
-ncclResult_t host_group_end(void);
-/* End the implicit group of a call whose own result is `result`: an error poisons the group around it. */
-ncclResult_t host_group_close(ncclResult_t result);
-ncclResult_t host_group_poison(ncclResult_t result);
-/* Queue a copy of a job. */
-ncclResult_t host_group_add_job(const host_job_t *job);
-ncclResult_t host_group_add_task(ncclComm_t comm, const host_task_t *task);
-/* The group owns the operation, also on an error. */
-ncclResult_t host_group_add_rma(ncclComm_t comm, host_rma_t *rma);
-
-/* The exchange by which a new communicator comes to life (nccl_init.c). */
-ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id);
-/* Let go of a communicator that no kernel or call uses any more (nccl_end.c). */
-void host_comm_detach(ncclComm_t comm);
-/* The same for one that others of its clique in this process may still use: the last of them lets go of all.
- */
-ncclResult_t host_comm_reclaim(ncclComm_t comm);
-
-/* First contact, where the temper has it: blocks until the peers make the same calls (nccl_contact.c). */
-ncclResult_t host_contact(host_plan_t *plans, bool with_messages);
-ncclResult_t host_contact_one(ncclComm_t comm, const host_task_t *task);
+#include "nccl_group.h"
 
 /* ---- launching (nccl_launch.c, nccl_kernel.c) ---------------------------------------------------- */
 
@@ -488,7 +473,12 @@ typedef struct {
 /* Anything but success is the result of the call. */
 ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclComm_t comm);
 ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result);
-uint64_t host_encryption_digest(void);         /* of the key that is set, 0 for none */
+uint64_t host_encryption_digest(void); /* of the key that is set, 0 for none */
+/* The release that is imitated, and what it does not have (nccl_version.c). */
+static inline int host_nccl_version(void) {
+    return host_config()->nccl_version;
+}
+bool host_function_absent(const char *name);
 void host_registrations_drop(ncclComm_t comm); /* what a communicator leaves registered goes with it */
 
 #endif

@@ -41,11 +41,9 @@ static bool is_float8(ncclDataType_t type) {
 }
 
 static ncclResult_t check(const char *function, ncclComm_t comm, host_task_t *task) {
-    ncclResult_t result = host_comm_ready(comm, function);
+    ncclResult_t result = host_comm_usable(comm, function);
     if (result != ncclSuccess)
         return result;
-    if (comm->finalize_called)
-        return host_fail(ncclInvalidUsage, "%s: the communicator was finalized", function);
     bool message = task->function >= HOST_COLLECTIVES;
     if (task->root < 0 || task->root >= comm->ranks)
         return host_fail(ncclInvalidArgument, "%s: %s %d is not a rank of this communicator (it has %d)",
@@ -83,7 +81,10 @@ static ncclResult_t perform(ncclComm_t comm, const host_task_t *task) {
         return run_solo(comm, task);
     if (host_group_depth() > 0)
         return host_group_add_task(comm, task);
-    return host_launch_one(comm, task);
+    if (comm->config.blocking != 0)
+        return host_launch_one(comm, task);
+    host_group_start();
+    return host_group_close(host_group_add_task(comm, task));
 }
 
 static ncclResult_t perform_checked(const char *function, ncclComm_t comm, host_task_t *task) {
@@ -96,8 +97,7 @@ static ncclResult_t perform_checked(const char *function, ncclComm_t comm, host_
     task->selection = NULL; /* it is the caller's, for the time of the call */
     if (result == ncclSuccess)
         result = perform(comm, task);
-    if (result == ncclSuccess && host_group_depth() == 0)
-        result = host_comm_progress(comm, result);
+    result = host_comm_progress(comm, result);
     host_comm_unpin(comm);
     return result;
 }

@@ -70,7 +70,7 @@ static ncclResult_t claim(host_clique_t *clique, struct ncclComm *comm) {
     area->pid = getpid();
     host_process_start(area->pid, &area->start);
     area->device = comm->device;
-    area->version = HOST_NCCL_VERSION;
+    area->version = host_nccl_version();
     area->encryption = host_encryption_digest();
     comm->area = area;
     return ncclSuccess;
@@ -159,8 +159,8 @@ static void report_gone(host_clique_t *clique, pid_t pid) {
         uint32_t presence = atomic_load(&area->presence);
         if (area->pid != pid || (presence != HOST_JOINING && presence != HOST_READY))
             continue;
-        int nobody = 0;
-        if (atomic_compare_exchange_strong(&clique->gone, &nobody, rank + 1))
+        uint64_t bit = (uint64_t)1 << rank;
+        if ((atomic_fetch_or(&clique->dead, bit) & bit) == 0)
             host_last_error("rank %d (pid %d) is gone", rank, (int)pid);
     }
 }

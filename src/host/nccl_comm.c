@@ -67,6 +67,7 @@ ncclComm_t host_comm_new(int ranks, int rank, int device, const ncclConfig_t *co
     comm->device = device;
     comm->state = ncclInProgress;
     comm->config = *config;
+    comm->needed = ~(uint64_t)0;
     order_join(order, comm);
     atomic_fetch_add(&host_live_communicators, 1);
     return comm;
@@ -107,18 +108,30 @@ void host_comm_set_state(ncclComm_t comm, ncclResult_t error) {
     atomic_compare_exchange_strong(&comm->state, &healthy, (int)error);
 }
 
+/* What was revoked needs its peers no more. */
+static void look_for_peers(ncclComm_t comm) {
+    host_clique_t *clique = atomic_load(&comm->clique);
+    if (clique == NULL || atomic_load(&comm->revoked))
+        return;
+    host_clique_watch(clique);
+    if (atomic_load(&clique->dead) != 0)
+        host_comm_set_state(comm, ncclRemoteError);
+}
+
 ncclResult_t host_comm_state(ncclComm_t comm) {
     ncclResult_t state = (ncclResult_t)atomic_load(&comm->state);
+    if (state == ncclSuccess && atomic_load(&comm->background) != 0)
+        return ncclInProgress;
     if (state != ncclSuccess || !host_comm_begin(comm))
         return state;
-    host_clique_t *clique = atomic_load(&comm->clique);
-    if (clique != NULL) {
-        host_clique_watch(clique);
-        if (atomic_load(&clique->gone) != 0)
-            host_comm_set_state(comm, ncclRemoteError);
-    }
+    look_for_peers(comm);
     host_comm_end(comm);
     return (ncclResult_t)atomic_load(&comm->state);
+}
+
+void host_comm_spoil(ncclComm_t comm, ncclResult_t result) {
+    if (comm->config.blocking == 0 && result != ncclSuccess && result != ncclInProgress)
+        host_comm_set_state(comm, result);
 }
 
 ncclResult_t host_comm_ready(ncclComm_t comm, const char *function) {
@@ -130,10 +143,33 @@ ncclResult_t host_comm_ready(ncclComm_t comm, const char *function) {
     return state;
 }
 
+ncclResult_t host_comm_usable(ncclComm_t comm, const char *function) {
+    if (atomic_load(&comm->revoked))
+        return host_fail(ncclInvalidUsage, "%s: the communicator was revoked", function);
+    ncclResult_t result = host_comm_ready(comm, function);
+    if (result != ncclSuccess)
+        return result;
+    if (comm->finalize_called)
+        return host_fail(ncclInvalidUsage, "%s: the communicator was finalized", function);
+    if (comm->suspended)
+        return host_fail(ncclInvalidUsage, "%s: the communicator is suspended", function);
+    if (atomic_load(&comm->torn))
+        return host_fail(ncclInvalidUsage,
+                         "%s: operations of the communicator were cut off, and its ranks may be out of step",
+                         function);
+    return ncclSuccess;
+}
+
 ncclResult_t host_comm_progress(ncclComm_t comm, ncclResult_t result) {
-    bool pending =
-        result == ncclSuccess && host_group_depth() == 0 && comm != NULL && atomic_load(&comm->polls) > 0;
-    return pending ? ncclInProgress : result;
+    if (comm == NULL || atomic_load(&comm->magic) != HOST_COMM_MAGIC)
+        return result;
+    if (result != ncclSuccess && result != ncclInProgress) {
+        host_comm_spoil(comm, result);
+        return result;
+    }
+    if (host_group_depth() == 0 && atomic_load(&comm->polls) > 0)
+        return ncclInProgress;
+    return comm->config.blocking != 0 ? ncclSuccess : host_comm_state(comm);
 }
 
 static ncclResult_t poll_state(ncclComm_t comm) {
@@ -189,10 +225,23 @@ void host_comm_end(ncclComm_t comm) {
         host_bell_ring(&comm->quiet);
 }
 
+bool host_comm_used(ncclComm_t comm) {
+    return atomic_load(&comm->running) != 0 || atomic_load(&comm->callers) != 0;
+}
+
 void host_comm_settle(ncclComm_t comm) {
     for (;;) {
         uint32_t seen = host_bell_look(&comm->quiet);
-        if (atomic_load(&comm->running) == 0 && atomic_load(&comm->callers) == 0)
+        if (!host_comm_used(comm) && atomic_load(&comm->background) == 0)
+            return;
+        host_bell_wait(&comm->quiet, seen, HOST_NAP_NS);
+    }
+}
+
+void host_comm_await_background(ncclComm_t comm) {
+    for (;;) {
+        uint32_t seen = host_bell_look(&comm->quiet);
+        if (atomic_load(&comm->background) == 0)
             return;
         host_bell_wait(&comm->quiet, seen, HOST_NAP_NS);
     }
@@ -219,19 +268,31 @@ static ncclResult_t aborted(ncclComm_t comm) {
     return host_fail(ncclInternalError, "aborted while rank %d waited for its peers", comm->rank);
 }
 
-ncclResult_t host_comm_nap(ncclComm_t comm, host_bell_t *bell, uint32_t seen) {
-    if (host_comm_stopped(comm) || (comm->parent != NULL && host_comm_stopped(comm->parent)))
-        return aborted(comm);
+static ncclResult_t check_peers(ncclComm_t comm) {
     host_clique_t *clique = atomic_load(&comm->clique);
-    if (clique != NULL) {
-        host_clique_watch(clique);
-        int gone = atomic_load(&clique->gone);
-        if (gone != 0)
-            return host_fail(ncclRemoteError, "rank %d (pid %d) is gone", gone - 1,
-                             (int)host_segment_area(clique->head, gone - 1)->pid);
-    }
-    host_bell_wait(bell, seen, HOST_NAP_NS);
-    return ncclSuccess;
+    if (clique == NULL)
+        return ncclSuccess;
+    host_clique_watch(clique);
+    uint64_t dead = atomic_load(&clique->dead) & atomic_load(&comm->needed);
+    if (dead == 0)
+        return ncclSuccess;
+    int rank = __builtin_ctzll(dead);
+    return host_fail(ncclRemoteError, "rank %d (pid %d) is gone", rank,
+                     (int)host_segment_area(clique->head, rank)->pid);
+}
+
+/* While a communicator is made from another one, it ends with that one, and the other's ranks are watched:
+ * some may never come to be its own. */
+ncclResult_t host_comm_nap(ncclComm_t comm, host_bell_t *bell, uint32_t seen) {
+    ncclComm_t parent = comm->parent;
+    if (host_comm_stopped(comm) || (parent != NULL && host_comm_stopped(parent)) || host_background_stopped())
+        return aborted(comm);
+    ncclResult_t result = check_peers(comm);
+    if (result == ncclSuccess && parent != NULL)
+        result = check_peers(parent);
+    if (result == ncclSuccess)
+        host_bell_wait(bell, seen, HOST_NAP_NS);
+    return result;
 }
 
 ncclResult_t host_comm_hang(ncclComm_t comm, const char *what) {

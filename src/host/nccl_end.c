@@ -118,11 +118,16 @@ void host_comm_detach(ncclComm_t comm) {
     host_comm_release(comm);
 }
 
+/* What was revoked waits for nobody. */
+static bool needs_finalize(ncclComm_t comm) {
+    return !comm->finalized && !host_comm_stopped(comm) && !atomic_load(&comm->revoked);
+}
+
 /* The last of a process finalizes for all: first everybody says so, then everybody is waited for. */
 static ncclResult_t finalize_all(ncclComm_t members) {
     ncclResult_t result = ncclSuccess;
     for (ncclComm_t comm = members; comm != NULL && result == ncclSuccess; comm = comm->next_member)
-        if (!comm->finalized && !host_comm_stopped(comm)) {
+        if (needs_finalize(comm)) {
             result = drain(comm);
             if (result == ncclSuccess)
                 say_finalized(comm, atomic_load(&comm->clique));
@@ -130,7 +135,7 @@ static ncclResult_t finalize_all(ncclComm_t members) {
                 host_comm_stop(comm); /* what it left undone would block whoever shares its order */
         }
     for (ncclComm_t comm = members; comm != NULL && result == ncclSuccess; comm = comm->next_member)
-        if (!comm->finalized && !host_comm_stopped(comm))
+        if (needs_finalize(comm))
             result = wait_finalized(comm, atomic_load(&comm->clique));
     return result;
 }
@@ -192,7 +197,7 @@ static ncclResult_t queue_reclaim(ncclComm_t comm, const char *function,
             host_misuse("%s: the communicator %p is on its way out already", function, (void *)comm);
         return host_fail(ncclInvalidArgument, "%s: the communicator is on its way out already", function);
     }
-    host_job_t job = {.run = run, .undo = undo_reclaim, .comm = comm, .function = function};
+    host_job_t job = {.run = run, .undo = undo_reclaim, .comm = comm, .function = function, .ends = true};
     ncclResult_t result = host_group_add_job(&job);
     if (result != ncclSuccess)
         undo_reclaim(&job);
@@ -229,6 +234,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     host_group_start();
     result = host_comm_pin(comm, name);
     if (result == ncclSuccess) {
+        atomic_store(&comm->aborted, true);
         host_comm_stop(comm); /* at once, also inside a group; only the reclaim waits for its end */
         result = queue_reclaim(comm, name, run_abort);
         host_comm_unpin(comm);

@@ -1,18 +1,18 @@
 /* Groups. A group belongs to a thread: depth, sticky error, what each communicator has to do, jobs. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct {
     int depth;
     ncclResult_t error; /* the last one; nothing is launched then */
-    host_plan_t *plans;
-    host_job_t *jobs, **last_job;
+    int blocking;       /* UNDECIDED, or how the end is done */
+    host_batch_t batch;
+    host_job_t **last_job;
 } group_t;
-static _Thread_local group_t group;
+enum { UNDECIDED = -1 };
+static _Thread_local group_t group = {.blocking = UNDECIDED};
 
 int host_group_depth(void) {
     return group.depth;
@@ -34,14 +34,30 @@ ncclResult_t host_group_poison(ncclResult_t result) {
 
 /* ---- what a group holds -------------------------------------------------------------------------- */
 
+/* A destroy or an abort waits for its end, whatever else is in the group. */
+static ncclResult_t decide(const host_job_t *job) {
+    int blocking = job->comm->config.blocking;
+    if (job->ends || group.blocking == UNDECIDED) {
+        group.blocking = job->ends ? 1 : blocking;
+        return ncclSuccess;
+    }
+    if (group.blocking == blocking)
+        return ncclSuccess;
+    return host_fail(ncclInvalidArgument, "%s: blocking and non-blocking communicators in one group",
+                     job->function);
+}
+
 ncclResult_t host_group_add_job(const host_job_t *wanted) {
+    ncclResult_t result = decide(wanted);
+    if (result != ncclSuccess)
+        return result;
     host_job_t *job = malloc(sizeof *job);
     if (job == NULL)
         return host_fail(ncclSystemError, "out of memory");
     *job = *wanted;
     job->next = NULL;
-    if (group.jobs == NULL)
-        group.last_job = &group.jobs;
+    if (group.batch.jobs == NULL)
+        group.last_job = &group.batch.jobs;
     *group.last_job = job;
     group.last_job = &job->next;
     host_comm_hold(job->comm);
@@ -49,7 +65,7 @@ ncclResult_t host_group_add_job(const host_job_t *wanted) {
 }
 
 static host_plan_t *plan_of(ncclComm_t comm) {
-    for (host_plan_t *plan = group.plans; plan != NULL; plan = plan->next)
+    for (host_plan_t *plan = group.batch.plans; plan != NULL; plan = plan->next)
         if (plan->comm == comm)
             return plan;
     host_plan_t *plan = calloc(1, sizeof *plan);
@@ -61,8 +77,8 @@ static host_plan_t *plan_of(ncclComm_t comm) {
     plan->last_collective = &plan->collectives;
     plan->last_message = &plan->messages;
     host_comm_hold(comm);
-    plan->next = group.plans;
-    group.plans = plan;
+    plan->next = group.batch.plans;
+    group.batch.plans = plan;
     return plan;
 }
 
@@ -90,6 +106,7 @@ ncclResult_t host_group_add_task(ncclComm_t comm, const host_task_t *task) {
     host_task_t ***last = task->function < HOST_COLLECTIVES ? &plan->last_collective : &plan->last_message;
     **last = copy;
     *last = &copy->next;
+    group.blocking = comm->config.blocking; /* the last one decides for all */
     return ncclSuccess;
 }
 
@@ -105,120 +122,6 @@ ncclResult_t host_group_add_rma(ncclComm_t comm, host_rma_t *rma) {
     rma->next = *link;
     *link = rma;
     return ncclSuccess;
-}
-
-static void free_tasks(host_task_t *task) {
-    while (task != NULL) {
-        host_task_t *next = task->next;
-        free(task);
-        task = next;
-    }
-}
-
-static void free_plans(host_plan_t *plan) {
-    while (plan != NULL) {
-        host_plan_t *next = plan->next;
-        free_tasks(plan->collectives);
-        free_tasks(plan->messages);
-        host_rma_free(plan->rma);
-        free(plan->streams);
-        host_comm_release(plan->comm);
-        free(plan);
-        plan = next;
-    }
-}
-
-static void free_jobs(host_job_t *job, ncclResult_t result) {
-    while (job != NULL) {
-        host_job_t *next = job->next;
-        if (!job->ran && job->undo != NULL) {
-            job->result = result;
-            job->undo(job);
-        }
-        host_comm_release(job->comm);
-        free(job);
-        job = next;
-    }
-}
-
-/* ---- jobs ---------------------------------------------------------------------------------------- */
-
-/* The jobs of one group while they run, a thread each. */
-typedef struct host_crew {
-    host_bell_t bell;
-    _Atomic int running;
-    _Atomic int error; /* the first one */
-} host_crew_t;
-
-static void *run_job(void *argument) {
-    host_job_t *job = argument;
-    host_crew_t *crew = job->crew;
-    job->ran = true;
-    job->result = job->run(job);
-    int none = ncclSuccess;
-    if (job->result != ncclSuccess)
-        atomic_compare_exchange_strong(&crew->error, &none, (int)job->result);
-    atomic_fetch_sub(&host_live_threads, 1);
-    atomic_fetch_sub(&crew->running, 1);
-    host_bell_ring(&crew->bell);
-    return NULL;
-}
-
-/* A signal is for the program's own threads. */
-static int start_thread(host_job_t *job) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    atomic_fetch_add(&host_live_threads, 1);
-    atomic_fetch_add(&job->crew->running, 1);
-    int error = pthread_create(&job->thread, NULL, run_job, job);
-    if (error != 0) {
-        atomic_fetch_sub(&host_live_threads, 1);
-        atomic_fetch_sub(&job->crew->running, 1);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
-static void stop_all(host_job_t *jobs) {
-    for (host_job_t *job = jobs; job != NULL; job = job->next)
-        host_comm_stop(job->comm);
-}
-
-static ncclResult_t run_crew(host_job_t *jobs) {
-    host_crew_t crew = {.error = ncclSuccess};
-    host_job_t *unstarted = jobs;
-    for (; unstarted != NULL; unstarted = unstarted->next) {
-        unstarted->crew = &crew;
-        if (start_thread(unstarted) != 0) {
-            host_last_error("a thread for a job of a group cannot be made");
-            atomic_store(&crew.error, ncclSystemError);
-            break;
-        }
-    }
-    bool stopped = false;
-    while (atomic_load(&crew.running) != 0) {
-        uint32_t seen = host_bell_look(&crew.bell);
-        if (!stopped && atomic_load(&crew.error) != ncclSuccess) {
-            stopped = true; /* one that failed will not be waited for by the others */
-            stop_all(jobs);
-        }
-        if (atomic_load(&crew.running) != 0)
-            host_bell_wait(&crew.bell, seen, -1);
-    }
-    for (host_job_t *job = jobs; job != unstarted; job = job->next)
-        pthread_join(job->thread, NULL);
-    return (ncclResult_t)atomic_load(&crew.error);
-}
-
-static ncclResult_t run_jobs(host_job_t *jobs) {
-    if (jobs == NULL)
-        return ncclSuccess;
-    if (jobs->next == NULL) {
-        jobs->ran = true;
-        return jobs->run(jobs);
-    }
-    return run_crew(jobs);
 }
 
 /* For the misuse detector: the thread is inside every communicator that has something to do. */
@@ -258,6 +161,21 @@ static ncclResult_t simulate(host_plan_t **plans, ncclSimInfo_t *info) {
     return result;
 }
 
+/* Whatever the work does to the thread's device is undone. */
+static ncclResult_t run_here(host_batch_t *batch, ncclSimInfo_t *info) {
+    int before = -1, now = -1;
+    if (host_current_device(&before, false) != CUDA_SUCCESS)
+        before = -1;
+    ncclResult_t result = host_jobs_run(batch->jobs);
+    if (result == ncclSuccess)
+        result = info != NULL ? simulate(&batch->plans, info) : host_launch_group(&batch->plans);
+    if (host_current_device(&now, false) != CUDA_SUCCESS)
+        now = -1;
+    if (now != before)
+        host_set_current_device(before);
+    return result;
+}
+
 static ncclResult_t end_group(ncclSimInfo_t *info) {
     if (group.depth == 0)
         return host_fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call");
@@ -265,28 +183,21 @@ static ncclResult_t end_group(ncclSimInfo_t *info) {
         return ncclSuccess;
     atomic_fetch_sub_explicit(&host_live_groups_open, 1, memory_order_relaxed);
     group_t ended = group;
-    group = (group_t){0};
+    group = (group_t){.blocking = UNDECIDED};
     ncclResult_t result = ended.error;
     if (result == ncclSuccess && info != NULL)
         result = check_simulation(info);
+    if (result == ncclSuccess && ended.batch.jobs == NULL && ended.batch.plans == NULL)
+        return ncclSuccess;
+    /* In the background a simulated end is a real one, as with NCCL. */
+    if (result == ncclSuccess && ended.blocking == 0)
+        return host_batch_run_behind(&ended.batch);
     if (host_misuse_watched())
-        claim_plans(ended.plans, true);
-    if (result == ncclSuccess && (ended.jobs != NULL || ended.plans != NULL)) {
-        int device = -1; /* whatever the work does to the thread's device is undone */
-        if (host_current_device(&device, false) != CUDA_SUCCESS)
-            device = -1;
-        result = run_jobs(ended.jobs);
-        if (result == ncclSuccess)
-            result = info != NULL ? simulate(&ended.plans, info) : host_launch_group(&ended.plans);
-        int now = -1;
-        if (host_current_device(&now, false) != CUDA_SUCCESS)
-            now = -1;
-        if (now != device)
-            host_set_current_device(device);
-    }
-    claim_plans(ended.plans, false);
-    free_jobs(ended.jobs, result);
-    free_plans(ended.plans);
+        claim_plans(ended.batch.plans, true);
+    if (result == ncclSuccess)
+        result = run_here(&ended.batch, info);
+    claim_plans(ended.batch.plans, false);
+    host_batch_drop(&ended.batch, result);
     return result;
 }
 

@@ -1,4 +1,4 @@
-/* How communicators begin: unique ids, InitRank, InitAll, and the exchange between the ranks. */
+/* How communicators begin: unique ids, InitRank in all forms, InitAll, and the exchange between the ranks. */
 #include "nccl.h"
 
 #include <string.h>
@@ -41,6 +41,23 @@ static ncclResult_t wait_for_all(ncclComm_t comm, host_clique_t *clique) {
     }
 }
 
+/* What only the exchange can show. Ranks with different lists of ids would wait for ever in NCCL. */
+static ncclResult_t check_agreement(ncclComm_t comm, host_clique_t *clique) {
+    const host_area_t *own = comm->area;
+    for (int rank = 0; rank < comm->ranks; rank++) {
+        const host_area_t *peer = host_segment_area(clique->head, rank);
+        if (peer->version != own->version)
+            return host_fail(ncclInvalidUsage, "rank %d has NCCL %d and rank %d NCCL %d", comm->rank,
+                             own->version, rank, peer->version);
+        if (peer->ids != own->ids && host_config()->mode == HOST_FAITHFUL)
+            return host_comm_hang(comm, "waiting for ranks with other unique ids");
+        if (peer->ids != own->ids)
+            return host_fail(ncclInvalidUsage, "rank %d and rank %d were given different lists of unique ids",
+                             comm->rank, rank);
+    }
+    return ncclSuccess;
+}
+
 /* Devices are virtual, and each process has its own set. */
 static ncclResult_t check_devices(ncclComm_t comm, host_clique_t *clique) {
     if (host_config()->multi_rank)
@@ -66,13 +83,14 @@ static ncclResult_t check_encryption(ncclComm_t comm, host_clique_t *clique) {
     return ncclSuccess;
 }
 
-ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id) {
+ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id, uint64_t ids) {
     ncclResult_t result = host_clique_join(comm, id);
     if (result == ncclInvalidUsage && host_config()->mode == HOST_FAITHFUL)
         result = host_comm_hang(comm, "waiting for ranks that will not come");
     if (result != ncclSuccess)
         return result;
     host_clique_t *clique = atomic_load(&comm->clique);
+    comm->area->ids = ids;
     atomic_store(&comm->area->presence, HOST_READY);
     atomic_fetch_add(&clique->head->ready, 1);
     host_clique_ring(clique, comm->rank);
@@ -80,7 +98,9 @@ ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id) {
     if (result != ncclSuccess)
         return result;
     host_clique_meet(clique);
-    result = check_devices(comm, clique);
+    result = check_agreement(comm, clique);
+    if (result == ncclSuccess)
+        result = check_devices(comm, clique);
     if (result == ncclSuccess)
         result = check_encryption(comm, clique);
     return result == ncclSuccess ? host_rma_begin(comm) : result;
@@ -88,41 +108,52 @@ ncclResult_t host_init_exchange(ncclComm_t comm, const ncclUniqueId *id) {
 
 /* ---- InitRank ------------------------------------------------------------------------------------ */
 
-static ncclResult_t run_init(host_job_t *job) {
+ncclResult_t host_init_run(host_job_t *job) {
     ncclComm_t comm = job->comm;
     if (!host_comm_enter_call(comm))
         return host_fail(ncclInternalError, "%s: aborted", job->function);
     ncclResult_t result = host_comm_fault(comm, "init", job->function);
     if (result == ncclSuccess)
-        result = host_init_exchange(comm, &job->id);
+        result = host_init_exchange(comm, &job->id, job->ids);
     host_segment_withdraw(result == ncclSuccess ? NULL : &job->id);
     atomic_store(&comm->state, (int)result);
     host_comm_leave_call(comm);
     return result;
 }
 
-static void undo_init(host_job_t *job) {
+void host_init_undo(host_job_t *job) {
     atomic_store(&job->comm->state, (int)job->result);
 }
 
-static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks, const ncclUniqueId *id,
-                               int rank, int device, const ncclConfig_t *given) {
-    ncclConfig_t config;
-    if (out == NULL)
-        return host_fail(ncclInvalidArgument, "%s: the pointer for the communicator is NULL", function);
-    __atomic_store_n(out, NULL, __ATOMIC_RELAXED);
+ncclResult_t host_init_ranks(const char *function, int ranks, int rank) {
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return host_fail(ncclInvalidArgument, "%s: rank %d of %d", function, rank, ranks);
     if (ranks > HOST_MAX_RANKS)
         return host_fail(ncclInvalidArgument, "%s: %d ranks; the host engine has at most %d", function, ranks,
                          HOST_MAX_RANKS);
-    ncclResult_t result = host_config_parse(given, &config);
+    return ncclSuccess;
+}
+
+static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks, const ncclUniqueId *id,
+                               uint64_t ids, int rank, int device, const ncclConfig_t *given) {
+    ncclConfig_t config;
+    if (out == NULL)
+        return host_fail(ncclInvalidArgument, "%s: the pointer for the communicator is NULL", function);
+    __atomic_store_n(out, NULL, __ATOMIC_RELAXED);
+    ncclResult_t result = host_init_ranks(function, ranks, rank);
+    if (result == ncclSuccess)
+        result = host_config_parse(given, &config);
     if (result != ncclSuccess)
         return result;
     ncclComm_t comm = host_comm_new(ranks, rank, device, &config, NULL);
     if (comm == NULL)
         return ncclSystemError;
-    host_job_t job = {.run = run_init, .undo = undo_init, .comm = comm, .function = function, .id = *id};
+    host_job_t job = {.run = host_init_run,
+                      .undo = host_init_undo,
+                      .comm = comm,
+                      .function = function,
+                      .id = *id,
+                      .ids = ids};
     result = host_group_add_job(&job);
     if (result != ncclSuccess) {
         host_comm_detach(comm);
@@ -133,7 +164,7 @@ static ncclResult_t queue_init(const char *function, ncclComm_t *out, int ranks,
     return ncclSuccess;
 }
 
-static ncclResult_t read_device(const char *function, int *device) {
+ncclResult_t host_init_device(const char *function, int *device) {
     CUresult status = host_current_device(device, true);
     if (status != CUDA_SUCCESS)
         return host_fail(ncclUnhandledCudaError, "%s: no current device (CUDA error %d)", function,
@@ -147,34 +178,80 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId,
     ncclResult_t result = host_entry_begin(&entry, "ncclCommInitRank", NULL);
     if (result == ncclSuccess) {
         host_group_start();
-        result = read_device("ncclCommInitRank", &device);
+        result = host_init_device("ncclCommInitRank", &device);
         if (result == ncclSuccess)
-            result = queue_init("ncclCommInitRank", comm, nranks, &commId, rank, device, NULL);
+            result = queue_init("ncclCommInitRank", comm, nranks, &commId, 0, rank, device, NULL);
         result = host_group_close(result);
     }
-    if (result == ncclSuccess)
+    /* With NCCL_COMM_BLOCKING=0 it says that all is well while it is still running. */
+    if (result == ncclInProgress)
+        result = ncclSuccess;
+    if (result == ncclSuccess && (*comm)->config.blocking != 0)
         result = host_comm_progress(*comm, result);
     entry.record.rank = rank;
     return host_entry_end(&entry, result);
 }
 
+/* All ids of a list, in their order; 0 for a single one, which the exchange itself tells. */
+static uint64_t hash_ids(const ncclUniqueId *ids, int count) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (int i = 0; count > 1 && i < count; i++)
+        for (size_t k = 0; k < sizeof ids->internal; k++)
+            hash = (hash ^ (unsigned char)ids[i].internal[k]) * 0x100000001b3ull;
+    return count > 1 ? hash : 0;
+}
+
+/* Each process that made one of them must live until the init is done. */
+static ncclResult_t check_makers(const ncclUniqueId *ids, int count) {
+    ncclResult_t result = ncclSuccess;
+    for (int i = 1; i < count && result == ncclSuccess; i++)
+        result = host_segment_check(&ids[i]);
+    return result;
+}
+
+static ncclResult_t init_configured(const char *function, ncclComm_t *out, int ranks, int rank,
+                                    const ncclUniqueId *ids, int count, const ncclConfig_t *config) {
+    int device;
+    host_group_start();
+    ncclResult_t result = host_init_device(function, &device);
+    bool leaks = result != ncclSuccess && host_config()->quirk_depth_leak;
+    if (result == ncclSuccess && (count < 1 || count > ranks))
+        result = host_fail(ncclInvalidArgument, "%s: %d unique ids for %d ranks", function, count, ranks);
+    if (result == ncclSuccess && ids == NULL)
+        result = host_fail(ncclInvalidArgument, "%s: the list of unique ids is NULL", function);
+    if (result == ncclSuccess)
+        result = check_makers(ids, count);
+    if (result == ncclSuccess)
+        result = queue_init(function, out, ranks, ids, hash_ids(ids, count), rank, device, config);
+    for (int i = 1; i < count && result == ncclSuccess; i++)
+        host_segment_withdraw(&ids[i]);
+    if (!leaks)
+        result = host_group_close(result);
+    bool made = out != NULL && *out != NULL && !leaks;
+    return made && host_group_depth() == 0 ? host_comm_progress(*out, result) : result;
+}
+
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config) {
+    static const char name[] = "ncclCommInitRankConfig";
     host_entry_t entry;
-    int device;
-    ncclResult_t result = host_entry_begin(&entry, "ncclCommInitRankConfig", NULL);
-    if (result == ncclSuccess) {
-        host_group_start();
-        result = read_device("ncclCommInitRankConfig", &device);
-        bool leaks = result != ncclSuccess && host_config()->quirk_depth_leak;
-        if (result == ncclSuccess)
-            result = queue_init("ncclCommInitRankConfig", comm, nranks, &commId, rank, device, config);
-        if (!leaks)
-            result = host_group_close(result);
-    }
+    ncclResult_t result = host_entry_begin(&entry, name, NULL);
     if (result == ncclSuccess)
-        result = host_comm_progress(*comm, result);
+        result = init_configured(name, comm, nranks, rank, &commId, 1, config);
     entry.record.rank = rank;
+    return host_entry_end(&entry, result);
+}
+
+/* In NCCL each id has a root of its own, so that many ranks need not ask a single one. Here they all meet in
+ * the first, and the others only have to be the same on all ranks. */
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                      ncclUniqueId *commIds, ncclConfig_t *config) {
+    static const char name[] = "ncclCommInitRankScalable";
+    host_entry_t entry;
+    ncclResult_t result = host_entry_begin(&entry, name, NULL);
+    if (result == ncclSuccess)
+        result = init_configured(name, newcomm, nranks, myrank, commIds, nId, config);
+    entry.record.rank = myrank;
     return host_entry_end(&entry, result);
 }
 
@@ -200,7 +277,7 @@ static ncclResult_t queue_all(ncclComm_t *comms, int ndev, const int *devlist, c
         if (status != CUDA_SUCCESS)
             return host_fail(ncclUnhandledCudaError, "ncclCommInitAll: device %d (CUDA error %d)", device,
                              (int)status);
-        host_group_poison(queue_init("ncclCommInitAll", &comms[rank], ndev, id, rank, device, NULL));
+        host_group_poison(queue_init("ncclCommInitAll", &comms[rank], ndev, id, 0, rank, device, NULL));
     }
     return ncclSuccess;
 }

@@ -15,6 +15,11 @@ static void release(host_work_t *work) {
         host_device_leave(work->device, work);
     if (kernel->clique != NULL)
         host_clique_release(kernel->clique);
+    if (!kernel->solo) {
+        atomic_fetch_sub(&kernel->comm->kernels, 1);
+        if (host_comm_stopped(kernel->comm))
+            host_bell_ring(&kernel->comm->quiet);
+    }
     host_comm_release(kernel->comm);
     destroy(kernel);
 }
@@ -176,8 +181,10 @@ void host_kernel_prepare(host_kernel_t *kernel, ncclComm_t comm) {
     kernel->work.release = release;
     kernel->work.kind = HOST_WORK_KERNEL;
     kernel->comm = comm;
-    if (!kernel->solo)
+    if (!kernel->solo) {
         kernel->ticket = atomic_fetch_add(&comm->order->issued, 1);
+        atomic_fetch_add(&comm->kernels, 1);
+    }
     host_comm_hold(comm);
 }
 
@@ -190,8 +197,10 @@ ncclResult_t host_kernel_submit(host_kernel_t *kernel, ncclComm_t comm, CUstream
     CUresult status = host_stream_submit(stream, &kernel->work);
     if (status == CUDA_SUCCESS)
         return ncclSuccess;
-    if (!solo)
+    if (!solo) {
         atomic_fetch_sub(&comm->order->issued, 1);
+        atomic_fetch_sub(&comm->kernels, 1);
+    }
     host_comm_release(comm);
     destroy(kernel);
     return host_fail(ncclUnhandledCudaError, "%s: the kernel cannot be launched (CUDA error %d)", name,

@@ -1,4 +1,4 @@
-/* What belongs to the library rather than to a communicator: version, texts, memory, encryption, and the
+/* What belongs to the library rather than to a communicator: texts, memory, encryption, and the
  * door that every exported call goes through. */
 #define _GNU_SOURCE
 #include "nccl.h"
@@ -25,6 +25,11 @@ ncclResult_t host_entry_begin(host_entry_t *entry, const char *function, ncclCom
         record->comm = (uint64_t)(uintptr_t)comm;
         record->group_depth = host_group_depth();
     }
+    if (host_function_absent(function))
+        return host_fail(ncclInvalidUsage,
+                         "%s: the host engine imitates NCCL %d.%d.%d, which has no such function", function,
+                         host_nccl_version() / 10000, host_nccl_version() / 100 % 100,
+                         host_nccl_version() % 100);
     return host_call_fault(function, known ? comm : NULL);
 }
 
@@ -45,17 +50,7 @@ ncclResult_t host_entry_end(host_entry_t *entry, ncclResult_t result) {
     return result;
 }
 
-/* ---- version and texts --------------------------------------------------------------------------- */
-
-ncclResult_t ncclGetVersion(int *version) {
-    host_entry_t entry;
-    ncclResult_t result = host_entry_begin(&entry, "ncclGetVersion", NULL);
-    if (result == ncclSuccess && version == NULL)
-        result = host_fail(ncclInvalidArgument, "ncclGetVersion: the pointer for the version is NULL");
-    if (result == ncclSuccess)
-        *version = HOST_NCCL_VERSION;
-    return host_entry_end(&entry, result);
-}
+/* ---- texts --------------------------------------------------------------------------------------- */
 
 /* NCCL's own words, which programs and tests compare. */
 const char *ncclGetErrorString(ncclResult_t result) {

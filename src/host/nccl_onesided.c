@@ -181,9 +181,7 @@ static ncclResult_t issue(host_entry_t *entry, const char *function, ncclComm_t 
     host_group_start();
     result = host_comm_pin(comm, function);
     if (result == ncclSuccess) {
-        result = host_comm_ready(comm, function);
-        if (result == ncclSuccess && comm->finalize_called)
-            result = host_fail(ncclInvalidUsage, "%s: the communicator was finalized", function);
+        result = host_comm_usable(comm, function);
         if (result == ncclSuccess)
             result = queue(comm, wanted);
         host_comm_unpin(comm);

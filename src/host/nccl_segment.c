@@ -164,6 +164,18 @@ static ncclResult_t open_segment(const host_id_t *id, int *descriptor) {
     return ncclSuccess;
 }
 
+ncclResult_t host_segment_check(const ncclUniqueId *unique) {
+    host_id_t id;
+    uint64_t start;
+    memcpy(&id, unique->internal, sizeof id);
+    if (memcmp(id.magic, MAGIC, sizeof MAGIC) != 0)
+        return host_fail(ncclSystemError, "this unique id was not made by the host engine of this release");
+    if (!host_process_start((pid_t)id.share.pid, &start) || start != id.share.start)
+        return host_fail(ncclSystemError, "the process that made this unique id (pid %d) is gone",
+                         (int)id.share.pid);
+    return ncclSuccess;
+}
+
 /* The first rank to come decides the size. */
 static ncclResult_t settle_ranks(host_head_t *head, int ranks) {
     uint32_t found = 0;

@@ -78,46 +78,32 @@ static ncclResult_t make_id(ncclComm_t parent, host_clique_t *clique, uint32_t s
 }
 
 static ncclResult_t split_off(host_job_t *job) {
-    ncclComm_t parent = job->comm;
+    ncclComm_t parent = job->parent;
     host_clique_t *clique = atomic_load(&parent->clique);
-    uint32_t split = ++parent->splits;
-    ncclResult_t result = tell_and_hear(parent, clique, split, job->color, job->key);
+    ncclResult_t result = tell_and_hear(parent, clique, job->number, job->color, job->key);
     if (result != ncclSuccess || job->color == NCCL_SPLIT_NOCOLOR)
         return result;
-    place_t place = find_place(parent, clique, split);
+    place_t place = find_place(parent, clique, job->number);
     ncclUniqueId id;
     if (place.leader == parent->rank)
-        result = make_id(parent, clique, split, &id);
+        result = make_id(parent, clique, job->number, &id);
     else
-        result = wait_for_id(parent, clique, place.leader, split, &id);
-    if (result != ncclSuccess)
-        return result;
-    ncclComm_t child = host_comm_new(place.ranks, place.rank, parent->device, &job->config,
-                                     parent->config.splitShare == 1 ? parent : NULL);
-    if (child == NULL)
-        return ncclSystemError;
-    child->parent = parent;
-    result = host_init_exchange(child, &id);
-    child->parent = NULL;
-    host_segment_withdraw(result == ncclSuccess ? NULL : &id);
-    if (result != ncclSuccess) {
-        /* Not just detached: other ranks of this process may share what it has mapped, or be about to. */
-        host_comm_stop(child);
-        host_comm_reclaim(child);
-        return result;
-    }
-    atomic_store(&child->state, ncclSuccess);
-    __atomic_store_n(job->out, child, __ATOMIC_RELEASE);
-    return ncclSuccess;
+        result = wait_for_id(parent, clique, place.leader, job->number, &id);
+    return result == ncclSuccess ? host_child_make(job, place.ranks, place.rank, &id) : result;
 }
 
 static ncclResult_t run_split(host_job_t *job) {
-    ncclComm_t parent = job->comm;
-    if (!host_comm_enter_call(parent))
+    ncclComm_t parent = job->parent;
+    if (!host_comm_enter_call(parent)) {
+        host_child_done(job);
         return host_fail(ncclInternalError, "ncclCommSplit: the parent is aborted");
+    }
     ncclResult_t result = host_comm_fault(parent, "init", "ncclCommSplit");
     if (result == ncclSuccess)
+        result = host_child_turn(job);
+    if (result == ncclSuccess)
         result = split_off(job);
+    host_child_done(job);
     host_comm_leave_call(parent);
     return result;
 }
@@ -132,17 +118,25 @@ static ncclResult_t queue_split(ncclComm_t comm, int color, int key, ncclComm_t 
         return result;
     *newcomm = NULL;
     host_job_t job = {.run = run_split,
+                      .undo = host_child_done,
                       .comm = comm,
+                      .parent = comm,
                       .function = "ncclCommSplit",
                       .out = newcomm,
-                      .config = comm->config,
                       .color = color,
-                      .key = key};
-    if (config != NULL) /* nothing is inherited then */
-        result = host_config_parse(config, &job.config);
-    return result == ncclSuccess ? host_group_add_job(&job) : result;
+                      .key = key,
+                      .share = comm->config.splitShare == 1 && !atomic_load(&comm->revoked)};
+    result = host_config_inherit(config, &comm->config, &job.config);
+    if (result != ncclSuccess)
+        return result;
+    job.number = ++comm->children;
+    result = host_group_add_job(&job);
+    if (result != ncclSuccess)
+        host_child_done(&job);
+    return result;
 }
 
+/* On a non-blocking parent it answers at once that all is well; the parent is polled. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
     host_entry_t entry;
     ncclResult_t result = host_entry_begin(&entry, "ncclCommSplit", comm);
@@ -157,5 +151,5 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         }
         result = host_group_close(result);
     }
-    return host_entry_end(&entry, result);
+    return host_entry_end(&entry, result == ncclInProgress ? ncclSuccess : result);
 }

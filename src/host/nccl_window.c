@@ -296,7 +296,9 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, nc
             result = queue_register(comm, buff, size, win, winFlags);
             host_comm_unpin(comm);
         }
-        result = host_comm_progress(comm, host_group_close(result));
+        result = host_group_close(result);
+        if (result == ncclInProgress) /* of a non-blocking communicator, which is polled */
+            result = ncclSuccess;
     }
     return host_entry_end(&entry, result);
 }

@@ -94,18 +94,3 @@ def read_members(body: str) -> list[Member]:
 
 def our_header(name: str) -> Header:
     return read_header((ABI / name).read_text("utf-8"))
-
-
-# Listed, and not in the host engine yet: whoever writes one takes it out here.
-NOT_YET = frozenset(
-    {
-        "ncclCommGetUniqueId",
-        "ncclCommGrow",
-        "ncclCommInitRankScalable",
-        "ncclCommMemStats",
-        "ncclCommResume",
-        "ncclCommRevoke",
-        "ncclCommShrink",
-        "ncclCommSuspend",
-    }
-)

@@ -103,6 +103,10 @@ NULL_COMMUNICATOR_QUERIES: tuple[tuple[str, tuple[Argument, ...]], ...] = (
     ("ncclCommRegister", (None, "bytes", 64, "pointer")),
     ("ncclCommWindowRegister", (None, "bytes", 64, "pointer", 1)),
     ("ncclCommWindowDeregister", (None, "bytes")),
+    ("ncclCommSuspend", (None, 1)),
+    ("ncclCommResume", (None,)),
+    ("ncclCommMemStats", (None, 3, "bytes")),
+    ("ncclCommGetUniqueId", (None, "id")),
 )
 
 BAD_ALL_REDUCE = call(
@@ -258,6 +262,38 @@ PROBES: tuple[Probe, ...] = (
         for function in ("ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort")
     ),
     Probe(
+        "revoke of NULL",
+        "revoking no communicator is no error, whatever the flags are",
+        tuple(call("ncclCommRevoke", None, flags, gives=SUCCESS) for flags in (0, 7)),
+    ),
+    Probe(
+        "growing with bad arguments",
+        "no output, no ranks, a new rank without id, below 0, or beyond the number of ranks",
+        (
+            call("ncclCommGrow", None, 2, "id", 0, None, None, gives=ARGUMENT),
+            call("ncclCommGrow", None, 0, "id", 0, "pointer", None, gives=ARGUMENT),
+            call("ncclCommGrow", None, 2, None, 1, "pointer", None, gives=ARGUMENT),
+            call("ncclCommGrow", None, 2, "id", -1, "pointer", None, gives=ARGUMENT),
+            call("ncclCommGrow", None, 2, "id", 2, "pointer", None, gives=ARGUMENT),
+            END_REFUSED,
+        ),
+        reads=("pointer",),
+        finally_=(None,),
+    ),
+    Probe(
+        "growing with bad arguments in a group",
+        "what a new rank got wrong poisons the group; what is seen before that does not",
+        (
+            START,
+            call("ncclCommGrow", None, 0, "id", 0, "pointer", None, gives=ARGUMENT),
+            END,
+            START,
+            call("ncclCommGrow", None, 2, "id", 2, "pointer", None, gives=ARGUMENT),
+            call("ncclGroupEnd", gives=ARGUMENT),
+            END_REFUSED,
+        ),
+    ),
+    Probe(
         "async error into NULL",
         "GetAsyncError refuses a NULL output",
         (call("ncclCommGetAsyncError", None, None, gives=ARGUMENT),),
@@ -316,6 +352,16 @@ PROBES: tuple[Probe, ...] = (
         "InitRankConfig fails with the CUDA error; releases up to 2.32 leave a group open",
         (
             call("ncclCommInitRankConfig", "pointer", 1, "id", 0, None, gives=CUDA),
+            END_MAY_REPAIR,
+            END_REFUSED,
+        ),
+        without_gpu=True,
+    ),
+    Probe(
+        "init with several ids without a GPU",
+        "InitRankScalable asks CUDA before it counts the ids, and leaves a group open as well",
+        (
+            call("ncclCommInitRankScalable", "pointer", 1, 0, 0, "id", None, gives=CUDA),
             END_MAY_REPAIR,
             END_REFUSED,
         ),

@@ -287,7 +287,6 @@ BAD = {
     "CTAPolicy": {"CTAPolicy": 4},
     "channels": {"nChannelsPerNetPeer": 65},
     "graph usage": {"graphUsageMode": 3},
-    "not emulated": {"blocking": 0},
     "splitShare is old": {"version": 0, "splitShare": 2},
 }
 
