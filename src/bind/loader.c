@@ -23,11 +23,23 @@ static const slot_t nccl_slots[] = {PN_NCCL_SYMBOLS(NCCL_SLOT)};
 static const slot_t cuda_slots[] = {PN_CUDA_SYMBOLS(CUDA_SLOT)};
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* RTLD_LOCAL: several copies of libnccl may be in the process, and each engine calls its own. */
+/* A library that imitates an older release cannot hide what that release did not have; it tells. */
+typedef int (*absent_t)(const char *function);
+
+static absent_t find_absent(void *handle) {
+    absent_t absent = NULL;
+    void *symbol = dlsym(handle, "pn_host_absent");
+    memcpy(&absent, &symbol, sizeof absent);
+    return absent;
+}
+
 static bool fill(void *handle, const slot_t *slots, size_t count, void *table, const char *path, char *why,
                  size_t why_size) {
+    absent_t absent = find_absent(handle);
     for (size_t i = 0; i < count; i++) {
         void *symbol = dlsym(handle, slots[i].name);
+        if (absent && absent(slots[i].name))
+            symbol = NULL;
         if (!symbol && slots[i].required) {
             snprintf(why, why_size, "%s has no function %s", path, slots[i].name);
             return false;
@@ -37,6 +49,7 @@ static bool fill(void *handle, const slot_t *slots, size_t count, void *table, c
     return true;
 }
 
+/* RTLD_LOCAL: several copies of libnccl may be in the process, and each engine calls its own. */
 static void *open_library(const char *path, char *why, size_t why_size) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle)

@@ -39,6 +39,8 @@
 #define HOST_RING_BYTES (64 * 1024)  /* bytes of a message under way between two ranks */
 #define HOST_NAP_NS (50 * 1000 * 1000)
 
+typedef struct host_plan host_plan_t; /* nccl_group.h */
+
 #define host_fail(code, ...) (host_last_error(__VA_ARGS__), (code))
 
 /* ---- functions ----------------------------------------------------------------------------------- */
@@ -391,8 +393,6 @@ ncclResult_t host_operator_resolve(ncclComm_t comm, host_task_t *task, const cha
 /* What a call's config says goes into the task; its selection is checked when the rest of the call was. */
 ncclResult_t host_coll_config_parse(const char *function, const ncclCollConfig_t *given, host_task_t *task);
 ncclResult_t host_selection_check(const char *function, host_task_t *task);
-
-#include "nccl_group.h"
 
 /* ---- launching (nccl_launch.c, nccl_kernel.c) ---------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* Collectives and point to point as they are called: argument checks in NCCL's order, then launch or queue.
  */
-#include "nccl.h"
+#include "nccl_group.h"
 
 /* ---- checks -------------------------------------------------------------------------------------- */
 

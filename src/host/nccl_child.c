@@ -1,5 +1,5 @@
 /* What split, shrink and grow have in common: a communicator that is made from another one. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 /* Several calls on one parent in a group run on threads of their own; the ranks agree only on the order in
  * which they were made. */

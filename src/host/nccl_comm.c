@@ -1,5 +1,5 @@
 /* Communicator handles: making, checking, stopping; state; queries. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * needed; the call that launches then waits on the host until all of them, or the peer, make the same call.
  * Only the gpulike temper has it, and only where NCCL_RUNTIME_CONNECT is not 0.
  */
-#include "nccl.h"
+#include "nccl_group.h"
 
 static bool applies(ncclComm_t comm) {
     const host_config_t *config = host_config();

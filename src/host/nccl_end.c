@@ -1,5 +1,5 @@
 /* How communicators end: Finalize, Destroy, Abort. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 /* ---- finalize ------------------------------------------------------------------------------------ */
 

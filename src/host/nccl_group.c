@@ -1,5 +1,5 @@
 /* Groups. A group belongs to a thread: depth, sticky error, what each communicator has to do, jobs. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 #include <string.h>

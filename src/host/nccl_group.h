@@ -4,6 +4,8 @@
 #ifndef PYNCCL_HOST_NCCL_GROUP_H
 #define PYNCCL_HOST_NCCL_GROUP_H
 
+#include "nccl.h"
+
 /* ---- groups and jobs (nccl_group.c, nccl_job.c) -------------------------------------------------- */
 
 typedef struct {
@@ -39,7 +41,7 @@ typedef struct host_job {
 } host_job_t;
 
 /* What one communicator does in a group. */
-typedef struct host_plan {
+struct host_plan {
     struct host_plan *next;
     ncclComm_t comm;
     uint64_t hash;                       /* the clique's */
@@ -49,7 +51,7 @@ typedef struct host_plan {
     CUstream *streams; /* distinct, in the order in which they were first seen */
     int stream_count;
     bool claimed; /* for the misuse detector */
-} host_plan_t;
+};
 
 int host_group_depth(void);
 void host_group_start(void);

@@ -3,7 +3,7 @@
  * One rank makes an id and leaves it with ranks 0 and n - 1, as NCCL does; all other ranks find it with rank
  * 0. New ranks are given it by the program.
  */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 

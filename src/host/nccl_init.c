@@ -1,5 +1,5 @@
 /* How communicators begin: unique ids, InitRank in all forms, InitAll, and the exchange between the ranks. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* What the end of a group does: its jobs, a thread each; then its launches; all of it on the caller's thread,
  * or for non-blocking communicators on one in the background. */
 #define _GNU_SOURCE
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* From the tasks of a group to kernels on streams. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 /* ---- two threads on one device ------------------------------------------------------------------- */
 

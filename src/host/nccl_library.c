@@ -1,7 +1,7 @@
 /* What belongs to the library rather than to a communicator: texts, memory, encryption, and the
  * door that every exported call goes through. */
 #define _GNU_SOURCE
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 #include <string.h>

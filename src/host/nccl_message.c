@@ -5,7 +5,7 @@
  * All messages of a communicator in one group are one kernel: those with different peers, and the two
  * directions, move on independently; those of one peer and direction go in the order of the calls.
  */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 #include <string.h>

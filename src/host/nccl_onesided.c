@@ -1,4 +1,5 @@
 /* One-sided operations as they are called: argument checks in NCCL's order. */
+#include "nccl_group.h"
 #include "nccl_window.h"
 
 #include <stdlib.h>

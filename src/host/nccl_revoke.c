@@ -1,5 +1,5 @@
 /* ncclCommRevoke: what runs is stopped, and what is left can be split, shrunk and destroyed. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 static const char name[] = "ncclCommRevoke";
 

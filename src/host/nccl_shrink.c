@@ -1,5 +1,5 @@
 /* ncclCommShrink: the ranks that stay make a new communicator, and need nothing of those that do not. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 

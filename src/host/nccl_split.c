@@ -1,6 +1,6 @@
 /* ncclCommSplit: every rank of the parent says its colour and key; those of one colour become a communicator.
  */
-#include "nccl.h"
+#include "nccl_group.h"
 
 static host_note_t *note_of(host_clique_t *clique, int rank, uint32_t split) {
     return &host_segment_area(clique->head, rank)->note[split & 1];

@@ -1,5 +1,5 @@
 /* Suspend and resume: what a communicator could give back while nobody uses it; and what it takes. */
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* Windows: memory of ncclMemAlloc that all ranks of a communicator register in one call, and reach then. */
+#include "nccl_group.h"
 #include "nccl_window.h"
 
 #include <stdlib.h>

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +72,32 @@ def test_an_old_library_says_what_it_lacks(
         Engine("older", str(hollow("ncclCommRevoke")), noop_library, True).require(
             "ncclCommRevoke"
         )
+
+
+OLDER = """
+import sys
+from pynccl._native.engine import Engine
+from pynccl.errors import NotSupportedError
+engine = Engine("host", sys.argv[1], sys.argv[1], False)
+try:
+    engine.require("ncclCommShrink")
+except NotSupportedError as refused:
+    print(engine.version, engine.has("ncclCommSplit"), refused)
+"""
+
+
+def test_the_host_engine_imitates_an_older_release(tmp_path: Path) -> None:
+    library = str(engines.build_host_engine(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", OLDER, library],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYNCCL_HOST_NCCL_VERSION": "2.21.5"},
+    )
+    wanted = "22105 True ncclCommShrink needs NCCL 2.27, loaded is 2.21.5"
+    assert done.stdout.strip() == wanted, done.stderr
 
 
 def test_a_name_that_nobody_knows_is_refused(noop_library: str) -> None:

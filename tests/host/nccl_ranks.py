@@ -131,20 +131,41 @@ class Rank:
         """Call an NCCL function and raise NcclError unless it succeeds."""
         must(self.engine, name, *arguments)
 
+    def state(self, comm: ctypes.c_void_p | None = None) -> int:
+        """What ncclCommGetAsyncError says of this communicator, or of another one."""
+        code = ctypes.c_int()
+        self.must("ncclCommGetAsyncError", comm or self.comm, ctypes.byref(code))
+        return code.value
+
+    def settled(self, comm: ctypes.c_void_p | None = None, limit_s: float = 20.0) -> int:
+        """The state when it is in progress no more."""
+        end = time.monotonic() + limit_s
+        while (code := self.state(comm)) == IN_PROGRESS:
+            assert time.monotonic() < end, "in progress for too long"
+            time.sleep(0.0005)
+        return code
+
+    def complete(self, name: str, *arguments: Any) -> None:
+        """Call an NCCL function and wait until the communicator is ready; else NcclError."""
+        code = getattr(self.engine, name)(*arguments)
+        if code in (0, IN_PROGRESS):
+            code = self.settled()
+        if code:
+            raise NcclError(name, code, last_error(self.engine))
+
     def join(self, unique: hostlib.UniqueId) -> None:
         """Make the communicator."""
         self.must("ncclCommInitRank", ctypes.byref(self.comm), self.ranks, unique, self.rank)
 
     def configure(self, unique: hostlib.UniqueId, **members: int) -> None:
-        """Make the communicator with a configuration."""
-        given = config(**members)
-        self.must(
+        """Make the communicator with a configuration, and wait until it is ready."""
+        self.complete(
             "ncclCommInitRankConfig",
             ctypes.byref(self.comm),
             self.ranks,
             unique,
             self.rank,
-            given,
+            config(**members),
         )
 
     def split(self, color: int, key: int = 0) -> ctypes.c_void_p:
@@ -189,7 +210,7 @@ class Rank:
 
     def finish(self) -> None:
         """Finalize and destroy the communicator and the stream."""
-        self.must("ncclCommFinalize", self.comm)
+        self.complete("ncclCommFinalize", self.comm)
         self.must("ncclCommDestroy", self.comm)
         self.engine.must("cuStreamDestroy_v2", self.stream)
 
@@ -285,17 +306,24 @@ def run_processes(
     *arguments: Any,
     environment: Mapping[str, str] | None = None,
     exits: Mapping[int, int] | None = None,
+    settings: Mapping[str, int] | None = None,
 ) -> list[Any]:
     """Run the body in new processes; return the values in rank order.
 
     The id comes from this process, which is no rank. `exits` names the ranks that must end with
-    another status than 0, and with which.
+    another status than 0, and with which. `settings` is the communicators' configuration.
     """
     raw = bytes(unique_id(engine)).hex()
     children = [
         Child(
             engine,
-            {"rank": n, "ranks": ranks, "id": raw, "arguments": arguments},
+            {
+                "rank": n,
+                "ranks": ranks,
+                "id": raw,
+                "arguments": arguments,
+                "settings": dict(settings or {}),
+            },
             body,
             environment or {},
         )
@@ -317,7 +345,11 @@ def main() -> None:
     engine.must("cuInit", 0)
     with on_device(engine, 0):
         rank = Rank(engine, task["rank"], task["ranks"], 0)
-        rank.join(id_from(bytes.fromhex(task["id"])))
+        unique = id_from(bytes.fromhex(task["id"]))
+        if task["settings"]:
+            rank.configure(unique, **task["settings"])
+        else:
+            rank.join(unique)
         value = body(rank, *task["arguments"])
     print(json.dumps(value))
 
