@@ -48,10 +48,10 @@ typedef struct {
     _Atomic bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
     _Atomic bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
     _Atomic bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: streams cannot wait for words */
-    _Atomic int nccl_version; /* PYNCCL_HOST_NCCL_VERSION: the release that is imitated; 22105 is 2.21.5 */
-    _Atomic bool refuse_foreign;      /* PYNCCL_HOST_POINTERS=own: memory of others is refused */
-    _Atomic uint32_t launch_cost_ns;  /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
-    _Atomic uint32_t launch_depth;    /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
+    _Atomic int nccl_version;    /* PYNCCL_HOST_NCCL_VERSION: the release that is imitated; 22105 is 2.21.5 */
+    _Atomic bool refuse_foreign; /* PYNCCL_HOST_POINTERS=own: memory of others is refused */
+    _Atomic uint32_t launch_cost_ns; /* gpulike 5000, quick 0; PYNCCL_HOST_LAUNCH_COST_US */
+    _Atomic uint32_t launch_depth;   /* gpulike 1000, quick unbounded (0); PYNCCL_HOST_LAUNCH_DEPTH */
     /* gpulike: the most that a kernel waits, at random, before it reads; PYNCCL_HOST_READ_DELAY_US, 200 */
     _Atomic uint32_t read_delay_ns;
     _Atomic uint64_t seed; /* PYNCCL_HOST_SEED, for every random choice */

@@ -71,11 +71,15 @@ static ncclResult_t queue_finalize(ncclComm_t comm) {
     if (result != ncclSuccess)
         return result;
     if (comm->finalize_called)
-        return host_fail(ncclInvalidArgument, "ncclCommFinalize: the communicator was finalized before");
+        return host_fail(ncclInvalidArgument, "ncclCommFinalize: the communicator was %s before",
+                         atomic_load(&comm->revoked) ? "revoked" : "finalized");
     comm->finalize_called = true;
     host_job_t job = {
         .run = run_finalize, .undo = undo_finalize, .comm = comm, .function = "ncclCommFinalize"};
-    return host_group_add_job(&job);
+    result = host_group_add_job(&job);
+    if (result != ncclSuccess)
+        undo_finalize(&job);
+    return result;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {

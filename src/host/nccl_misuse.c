@@ -1,7 +1,7 @@
 /* What the misuse detector knows of NCCL's rules: one thread at a time in a communicator, which is used with
  * its device current and not after its end; groups that end before their thread does. */
 #define _GNU_SOURCE
-#include "nccl.h"
+#include "nccl_group.h"
 
 #include <string.h>
 #include <sys/syscall.h>

@@ -15,12 +15,20 @@ static ncclResult_t run_revoke(host_job_t *job) {
     return ncclSuccess;
 }
 
+/* Also of a group that fails nothing is left running, or stopped for good. */
+static void undo_revoke(host_job_t *job) {
+    host_comm_cut(job->comm);
+}
+
 static ncclResult_t queue_revoke(ncclComm_t comm) {
     host_comm_stop(comm);
     host_comm_await_background(comm);
     comm->finalize_called = true;
-    host_job_t job = {.run = run_revoke, .comm = comm, .function = name};
-    return host_group_add_job(&job);
+    host_job_t job = {.run = run_revoke, .undo = undo_revoke, .comm = comm, .function = name};
+    ncclResult_t result = host_group_add_job(&job);
+    if (result != ncclSuccess)
+        undo_revoke(&job);
+    return result;
 }
 
 static ncclResult_t check(ncclComm_t comm, int flags) {
