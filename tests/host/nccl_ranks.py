@@ -148,7 +148,7 @@ class Rank:
     def complete(self, name: str, *arguments: Any) -> None:
         """Call an NCCL function and wait until the communicator is ready; else NcclError."""
         code = getattr(self.engine, name)(*arguments)
-        if code in (0, IN_PROGRESS):
+        if code == IN_PROGRESS:
             code = self.settled()
         if code:
             raise NcclError(name, code, last_error(self.engine))
@@ -346,8 +346,8 @@ def main() -> None:
     with on_device(engine, 0):
         rank = Rank(engine, task["rank"], task["ranks"], 0)
         unique = id_from(bytes.fromhex(task["id"]))
-        if task["settings"]:
-            rank.configure(unique, **task["settings"])
+        if settings := task.get("settings"):
+            rank.configure(unique, **settings)
         else:
             rank.join(unique)
         value = body(rank, *task["arguments"])

@@ -277,9 +277,8 @@ class Growing:
         with nccl_ranks.on_device(self.engine, number):
             rank = Rank(self.engine, number, self.new, number)
             assert self.made.wait(20)
-            code = self.engine.ncclCommGrow(
-                None, self.new, self.unique, number, ctypes.byref(rank.comm), None
-            )
+            given, spot = ctypes.byref(self.unique), ctypes.byref(rank.comm)
+            code = self.engine.ncclCommGrow(None, self.new, given, number, spot, None)
             assert code == 0, last_error(self.engine)
             value = self.use(rank, rank.comm)
             self.engine.must("cuStreamDestroy_v2", rank.stream)
