@@ -8,6 +8,7 @@ are linked to the engine room, so that its static state exists once.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -37,17 +38,29 @@ def headers() -> list[str]:
     return sorted(str(path.relative_to(HERE)) for path in (HERE / "src").rglob("*.h"))
 
 
+def profiling_names() -> list[str]:
+    """NCCL's second name of each function, which an interposed library calls in its own."""
+    lists = "".join(
+        (HERE / "src" / "abi" / f"{n}.h").read_text("ascii") for n in ("symbols", "rest")
+    )
+    names = re.findall(r"^ *X\(.*, (nccl[A-Z]\w+), \(", lists, flags=re.M)
+    return [f"-Wl,--defsym=p{name}={name}" for name in names]
+
+
 class SharedObject(Extension):
     """A plain shared object in the package: ``name`` is its file's path without the ending."""
 
-    def __init__(self, name: str, room: str, flags: list[str]) -> None:
+    def __init__(
+        self, name: str, room: str, flags: list[str], link_flags: list[str] | None = None
+    ) -> None:
+        # nodelete: threads of ours may be inside it until the process ends.
+        libraries = ["-Wl,-z,defs", "-Wl,-z,nodelete", "-lpthread", "-ldl", "-lm"]
         super().__init__(
             name,
             c_sources(room),
             depends=headers(),
             extra_compile_args=C_FLAGS + flags,
-            # nodelete: threads of ours may be inside it until the process ends.
-            extra_link_args=["-Wl,-z,defs", "-Wl,-z,nodelete", "-lpthread", "-ldl", "-lm"],
+            extra_link_args=libraries + (link_flags or []),
         )
 
 
@@ -103,7 +116,7 @@ def cython_extensions() -> list[Extension]:
 setup(
     ext_modules=[
         SharedObject("pynccl._native.libpynccl_bind", "bind", ["-fvisibility=default"]),
-        SharedObject("pynccl._native.libpynccl_host", "host", []),
+        SharedObject("pynccl._native.libpynccl_host", "host", [], profiling_names()),
         SharedObject("pynccl._native.libpynccl_noop", "noop", []),
         SharedObject("pynccl._native.libpynccl_preload", "preload", []),
         *cython_extensions(),

@@ -8,6 +8,7 @@
 #define PYNCCL_NCCL_ABI_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -159,5 +160,47 @@ typedef struct {
     int mode;
     const char *psk;
 } ncclEncryptionConfig_t;
+
+/* ---- the host side of the device API (nccl_device.h) --------------------------------------------- */
+
+typedef struct ncclDevComm ncclDevComm_t;
+typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
+
+typedef struct {
+    int nRanks;
+    int rank;
+    int stride;
+} ncclTeam_t;
+
+typedef struct {
+    void *mcBasePtr;
+} ncclMultimemHandle_t;
+
+typedef enum { NCCL_GIN_TYPE_NONE = 0, NCCL_GIN_TYPE_PROXY = 2 } ncclGinType_t;
+typedef enum { NCCL_GIN_CONNECTION_NONE = 0, NCCL_GIN_CONNECTION_FULL = 1 } ncclGinConnectionType_t;
+
+typedef struct {
+    size_t size;
+    unsigned int magic;
+    unsigned int version;
+    int rank;
+    int nRanks;
+    int cudaDev;
+    int nvmlDev;
+    bool deviceApiSupport;
+    bool multimemSupport;
+    ncclGinType_t ginType;
+    int nLsaTeams;
+    bool hostRmaSupport;
+    ncclGinType_t railedGinType;
+    uint64_t commHash;
+    int ginMinStride;
+    ncclGinConnectionType_t ginConnectionType;
+    bool ginSupport[64];
+    size_t devCommRuntimeVersionSize;
+    bool cftSupport;
+    bool cftMulticastSupport;
+    bool cftCountedSupport;
+} ncclCommProperties_t;
 
 #endif

@@ -9,6 +9,18 @@
 /* clang-format off */
 #define PN_NCCL_REST(X) \
   X(OPTIONAL, NCCL_SINCE(2, 24), void, ncclResetDebugInit, (void)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), ncclResult_t, ncclDevCommCreate, (ncclComm_t comm, const ncclDevCommRequirements_t *reqs, ncclDevComm_t *outDevComm)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), ncclResult_t, ncclDevCommDestroy, (ncclComm_t comm, const ncclDevComm_t *devComm)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), ncclTeam_t, ncclTeamWorld, (ncclComm_t comm)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), ncclTeam_t, ncclTeamLsa, (ncclComm_t comm)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), ncclTeam_t, ncclTeamRail, (ncclComm_t comm)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), int, ncclTeamRankToWorld, (ncclComm_t comm, ncclTeam_t team, int rank)) \
+  X(OPTIONAL, NCCL_SINCE(2, 28), int, ncclTeamRankToLsa, (ncclComm_t comm, ncclTeam_t team, int rank)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclCommQueryProperties, (ncclComm_t comm, ncclCommProperties_t *props)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclGetLsaDevicePointer, (ncclWindow_t window, size_t offset, int lsaRank, void **outPtr)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclGetPeerDevicePointer, (ncclWindow_t window, size_t offset, int peer, void **outPtr)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclGetLsaMultimemDevicePointer, (ncclWindow_t window, size_t offset, void **outPtr)) \
+  X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclGetMultimemDevicePointer, (ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem, void **outPtr)) \
   X(OPTIONAL, NCCL_SINCE(2, 29), ncclResult_t, ncclWinGetUserPtr, (ncclComm_t comm, ncclWindow_t win, void **outUserPtr)) \
   X(OPTIONAL, NCCL_SINCE(2, 30), ncclResult_t, ncclParamGetI8, (ncclParamHandle_t h, int8_t *out)) \
   X(OPTIONAL, NCCL_SINCE(2, 30), ncclResult_t, ncclParamGetI16, (ncclParamHandle_t h, int16_t *out)) \

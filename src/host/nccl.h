@@ -3,6 +3,7 @@
  *   nccl_library.c     texts, memory, encryption; entry and exit of every exported call
  *   nccl_version.c     the release that is imitated, and what it does not have
  *   nccl_param.c       the table of parameters
+ *   nccl_device.c      the host side of the device API: what a system without support answers
  *   nccl_call.c        collectives and point to point: argument checks
  *   nccl_selection.c   ncclCollConfig_t and its selections of algorithms
  *   nccl_group.c       the thread-local group machine
@@ -407,6 +408,7 @@ struct host_kernel {
     uint64_t ticket;
     host_clique_t *clique; /* held from the first step to the release */
     bool solo;             /* needs no turn: a communicator of one rank */
+    bool off_device;       /* copy engines and waiting streams take no place on the device */
     bool started;
     bool stuck; /* until aborted */
     bool on_device;
@@ -415,6 +417,8 @@ struct host_kernel {
 };
 
 ncclResult_t host_launch_one(ncclComm_t comm, const host_task_t *task);
+/* Record the event that the call's config names, if any. */
+ncclResult_t host_launch_event(const host_task_t *task, CUstream stream);
 /* Sorts the plans too: communicators in the order of their hash, which is the same on all ranks. */
 ncclResult_t host_launch_group(host_plan_t **plans);
 /* All but the launch; *microseconds is written if there is a collective to estimate. */

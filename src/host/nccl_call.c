@@ -67,6 +67,9 @@ static ncclResult_t check(const char *function, ncclComm_t comm, host_task_t *ta
 static ncclResult_t run_solo(ncclComm_t comm, const host_task_t *task) {
     if (host_comm_stopped(comm))
         return ncclSuccess;
+    ncclResult_t result = host_launch_event(task, task->stream);
+    if (result != ncclSuccess)
+        return result;
     uint64_t capture = 0;
     if (host_stream_capturing(task->stream, &capture) == CUDA_SUCCESS && capture != 0)
         return host_capture_tasks(comm, task, task->stream);

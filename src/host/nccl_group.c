@@ -121,6 +121,7 @@ ncclResult_t host_group_add_rma(ncclComm_t comm, host_rma_t *rma) {
         link = &(*link)->next;
     rma->next = *link;
     *link = rma;
+    group.blocking = comm->config.blocking;
     return ncclSuccess;
 }
 

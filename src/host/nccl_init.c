@@ -176,11 +176,11 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId,
     host_entry_t entry;
     int device;
     ncclResult_t result = host_entry_begin(&entry, "ncclCommInitRank", NULL);
+    if (result == ncclSuccess)
+        result = host_init_device("ncclCommInitRank", &device);
     if (result == ncclSuccess) {
         host_group_start();
-        result = host_init_device("ncclCommInitRank", &device);
-        if (result == ncclSuccess)
-            result = queue_init("ncclCommInitRank", comm, nranks, &commId, 0, rank, device, NULL);
+        result = queue_init("ncclCommInitRank", comm, nranks, &commId, 0, rank, device, NULL);
         result = host_group_close(result);
     }
     /* With NCCL_COMM_BLOCKING=0 it says that all is well while it is still running. */
@@ -285,17 +285,18 @@ static ncclResult_t queue_all(ncclComm_t *comms, int ndev, const int *devlist, c
 static ncclResult_t init_all(ncclComm_t *comms, int ndev, const int *devlist) {
     ncclUniqueId id;
     int before;
+    ncclResult_t result = host_init_device("ncclCommInitAll", &before);
+    if (result != ncclSuccess)
+        return result;
     if (comms == NULL || ndev < 1)
         return host_fail(ncclInvalidArgument, "ncclCommInitAll: %d devices, communicators at %p", ndev,
                          (void *)comms);
-    ncclResult_t result = check_list(ndev, devlist);
+    result = check_list(ndev, devlist);
     if (result == ncclSuccess)
         result = host_segment_offer(&id);
     if (result != ncclSuccess)
         return result;
     memset(comms, 0, (size_t)ndev * sizeof *comms);
-    if (host_current_device(&before, false) != CUDA_SUCCESS)
-        before = -1;
     host_group_start();
     result = queue_all(comms, ndev, devlist, &id);
     host_set_current_device(before);

@@ -73,7 +73,7 @@ static bool take_fault(host_kernel_t *kernel) {
 
 /* Several ranks on one device run at the same time, as they do on a GPU that has room for them. */
 static bool enter_device(host_kernel_t *kernel) {
-    if (kernel->on_device || host_config()->multi_rank)
+    if (kernel->on_device || kernel->off_device || host_config()->multi_rank)
         return true;
     kernel->on_device = host_device_enter(kernel->work.device, &kernel->work);
     return kernel->on_device;

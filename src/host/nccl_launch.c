@@ -63,12 +63,19 @@ static ncclResult_t check_stream(ncclComm_t comm, CUstream stream, uint64_t *cap
 
 /* The event of a call's config is reached when all before the kernel is done. NCCL has it when the kernel has
  * started everywhere, or at this same place where CUDA is older than 12.3. */
+ncclResult_t host_launch_event(const host_task_t *task, CUstream stream) {
+    CUresult status = task->launched != NULL ? host_event_record(task->launched, stream) : CUDA_SUCCESS;
+    if (status == CUDA_SUCCESS)
+        return ncclSuccess;
+    return host_fail(ncclUnhandledCudaError, "the launch completion event cannot be recorded (CUDA error %d)",
+                     (int)status);
+}
+
 static ncclResult_t launch_collective(ncclComm_t comm, const host_task_t *task, CUstream stream,
                                       uint64_t capture) {
-    CUresult status = task->launched != NULL ? host_event_record(task->launched, stream) : CUDA_SUCCESS;
-    if (status != CUDA_SUCCESS)
-        return host_fail(ncclUnhandledCudaError,
-                         "the launch completion event cannot be recorded (CUDA error %d)", (int)status);
+    ncclResult_t result = host_launch_event(task, stream);
+    if (result != ncclSuccess)
+        return result;
     if (capture == 0)
         return host_kernel_submit(host_collective_new(comm, task), comm, stream);
     host_task_t alone = *task;

@@ -96,9 +96,12 @@ ncclResult_t ncclMemAlloc(void **ptr, size_t size) {
 
 ncclResult_t ncclMemFree(void *ptr) {
     host_entry_t entry;
+    int device;
     ncclResult_t result = host_entry_begin(&entry, "ncclMemFree", NULL);
-    if (result == ncclSuccess && ptr != NULL) {
-        CUresult status = host_memory_free(ptr);
+    if (result == ncclSuccess) {
+        CUresult status = host_current_device(&device, true);
+        if (status == CUDA_SUCCESS && ptr != NULL)
+            status = host_memory_free(ptr);
         if (status != CUDA_SUCCESS)
             result = host_fail(ncclUnhandledCudaError, "ncclMemFree: CUDA error %d", (int)status);
     }

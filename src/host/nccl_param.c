@@ -292,9 +292,9 @@ ncclResult_t ncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len) 
     value_t value;
     host_entry_t entry;
     ncclResult_t result = host_entry_begin(&entry, "ncclParamGet", NULL);
-    if (result == ncclSuccess && (!is_handle(h) || out == NULL || len == NULL))
-        result = host_fail(ncclInvalidArgument, "ncclParamGet: handle %p, output %p, length %p", (void *)h,
-                           out, (void *)len);
+    if (result == ncclSuccess && (!is_handle(h) || out == NULL || len == NULL || maxLen <= 0))
+        result = host_fail(ncclInvalidArgument, "ncclParamGet: handle %p, output %p of %d bytes, length %p",
+                           (void *)h, out, maxLen, (void *)len);
     if (result == ncclSuccess) {
         read_param(h, &value);
         int size = (int)size_of(h, &value);

@@ -209,6 +209,7 @@ host_kernel_t *host_rma_new(host_rma_t *list) {
     s->list = s->at = list;
     s->kernel.advance = advance;
     s->kernel.drop = drop_list;
+    s->kernel.off_device = true;
     s->kernel.name = list->kind == HOST_PUT      ? "ncclPutSignal"
                      : list->kind == HOST_SIGNAL ? "ncclSignal"
                                                  : "ncclWaitSignal";

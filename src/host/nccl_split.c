@@ -142,6 +142,9 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
     ncclResult_t result = host_entry_begin(&entry, "ncclCommSplit", comm);
     entry.record.root = color;
     entry.record.count = (uint64_t)key;
+    int device; /* it is the parent's that counts, but NCCL asks first whether there is one */
+    if (result == ncclSuccess)
+        result = host_init_device("ncclCommSplit", &device);
     if (result == ncclSuccess) {
         host_group_start();
         result = host_comm_pin(comm, "ncclCommSplit");

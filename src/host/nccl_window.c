@@ -7,7 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static pthread_mutex_t windows_lock = PTHREAD_MUTEX_INITIALIZER; /* every communicator's list */
+static pthread_mutex_t windows_lock = PTHREAD_MUTEX_INITIALIZER; /* all lists of windows */
+static ncclWindow_t all_windows;
 
 /* ---- reaching the memory of another rank --------------------------------------------------------- */
 
@@ -112,26 +113,48 @@ void host_window_release(ncclWindow_t window) {
         return;
     for (int rank = 0; rank < window->ranks; rank++)
         host_window_lose(&window->reach[rank]);
-    window->magic = HOST_WINDOW_DEAD;
     free(window);
 }
 
-static bool unlink_window(ncclComm_t comm, ncclWindow_t window) {
-    bool found = false;
+bool host_window_hold_any(ncclWindow_t handle) {
     pthread_mutex_lock(&windows_lock);
-    for (ncclWindow_t *link = &comm->windows; *link != NULL && !found; link = found ? link : &(*link)->next)
-        if (*link == window) {
-            *link = window->next;
-            found = true;
-        }
+    ncclWindow_t window = all_windows;
+    while (window != NULL && window != handle)
+        window = window->next_of_all;
+    if (window != NULL)
+        atomic_fetch_add(&window->refs, 1);
+    pthread_mutex_unlock(&windows_lock);
+    return window != NULL;
+}
+
+static void link_window(ncclComm_t comm, ncclWindow_t window) {
+    pthread_mutex_lock(&windows_lock);
+    window->next = comm->windows;
+    comm->windows = window;
+    window->next_of_all = all_windows;
+    all_windows = window;
+    pthread_mutex_unlock(&windows_lock);
+}
+
+static bool unlink_window(ncclComm_t comm, ncclWindow_t window) {
+    pthread_mutex_lock(&windows_lock);
+    ncclWindow_t *link = &comm->windows;
+    while (*link != NULL && *link != window)
+        link = &(*link)->next;
+    bool found = *link != NULL;
+    if (found) {
+        *link = window->next;
+        for (link = &all_windows; *link != window;)
+            link = &(*link)->next_of_all;
+        *link = window->next_of_all;
+    }
     pthread_mutex_unlock(&windows_lock);
     return found;
 }
 
 void host_windows_free(ncclComm_t comm) {
-    while (comm->windows != NULL) {
-        ncclWindow_t window = comm->windows;
-        comm->windows = window->next;
+    for (ncclWindow_t window = comm->windows; window != NULL; window = comm->windows) {
+        unlink_window(comm, window);
         host_window_release(window);
     }
     host_signals_free(comm);
@@ -187,10 +210,9 @@ static ncclResult_t make_window(ncclComm_t comm, const host_window_job_t *wanted
     }
     result = host_window_exchange(comm, &own, result, extents);
     if (result == ncclSuccess) {
-        window->magic = HOST_WINDOW_MAGIC;
         window->refs = 1;
-        window->comm = comm;
         window->flags = wanted->flags;
+        window->rank = comm->rank;
         window->ranks = comm->ranks;
         result = reach_all(window, extents);
         /* Nobody goes on before all have mapped what may be freed at any time afterwards. */
@@ -198,16 +220,13 @@ static ncclResult_t make_window(ncclComm_t comm, const host_window_job_t *wanted
     }
     free(extents);
     if (result != ncclSuccess) {
-        if (window != NULL && window->magic == HOST_WINDOW_MAGIC)
+        if (window != NULL && window->ranks != 0)
             host_window_release(window);
         else
             free(window);
         return result;
     }
-    pthread_mutex_lock(&windows_lock);
-    window->next = comm->windows;
-    comm->windows = window;
-    pthread_mutex_unlock(&windows_lock);
+    link_window(comm, window);
     __atomic_store_n(wanted->out, window, __ATOMIC_RELEASE);
     return ncclSuccess;
 }
@@ -250,9 +269,18 @@ static void undo_register(host_job_t *job) {
     end_turn(job->comm);
 }
 
+static bool is_being_made(ncclComm_t comm) {
+    if (atomic_load(&comm->state) != ncclInProgress)
+        return false;
+    host_clique_t *clique = atomic_load(&comm->clique);
+    return clique == NULL || atomic_load(&clique->head->ready) < (uint32_t)comm->ranks;
+}
+
 static ncclResult_t queue_register(ncclComm_t comm, void *buffer, size_t bytes, ncclWindow_t *out,
                                    int flags) {
     static const char name[] = "ncclCommWindowRegister";
+    if (is_being_made(comm))
+        return ncclSuccess; /* whether it has windows is not known yet: as if it had none */
     ncclResult_t result = host_comm_ready(comm, name);
     if (result != ncclSuccess)
         return result;

@@ -4,9 +4,6 @@
 
 #include "nccl.h"
 
-#define HOST_WINDOW_MAGIC 0x77696e646f777773ull
-#define HOST_WINDOW_DEAD 0xdeadc0de77696e64ull
-
 /* Memory of a rank as this process sees it. */
 typedef struct {
     char *base;
@@ -17,11 +14,10 @@ typedef struct {
 
 /* A handle is a rank's own, and stands for the windows that all ranks registered in one call. */
 struct ncclWindow_vidmem {
-    uint64_t magic;
     ncclWindow_t next; /* of the communicator */
-    _Atomic int refs;  /* the handle, and operations on their way */
-    ncclComm_t comm;
-    int flags, ranks;
+    ncclWindow_t next_of_all;
+    _Atomic int refs; /* the handle, and operations on their way */
+    int flags, rank, ranks;
     host_reach_t reach[]; /* by rank */
 };
 
@@ -29,6 +25,8 @@ struct ncclWindow_vidmem {
 ncclWindow_t host_window_hold(ncclComm_t comm, ncclWindow_t handle);
 /* The same for the one that an address lies in. */
 ncclWindow_t host_window_around(ncclComm_t comm, const void *address);
+/* The same for a handle of any communicator. */
+bool host_window_hold_any(ncclWindow_t handle);
 void host_window_release(ncclWindow_t window);
 
 /* ---- what ranks tell each other (nccl_window.c) -------------------------------------------------- */

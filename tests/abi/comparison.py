@@ -32,7 +32,8 @@ EXPORTED_NAMES = "#define __CUDA_API_VERSION_INTERNAL\n"
 NCCL_HEADER = (
     "#define NCCL_OS_LINUX\n"
     '#pragma GCC diagnostic ignored "-Wdeprecated-declarations"\n'
-    "#include <nccl.h>"
+    "#include <nccl.h>\n"
+    "#include <nccl_device.h>"
 )
 
 

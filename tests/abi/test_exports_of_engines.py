@@ -6,6 +6,7 @@ function that the binding would take for an old NCCL.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import subprocess
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_noop_engine_exports_nothing_but_the_list(tmp_path: Path) -> None:
     names = exported(engines.build_noop_engine(tmp_path))
     assert REQUIRED - names == set()
     assert names - LISTED == set()
+
+
+def test_the_host_engine_has_both_names_of_each_function() -> None:
+    """Libraries that stand between a program and NCCL call the second name, pnccl..."""
+    package = importlib.import_module("pynccl._native")
+    library = ctypes.CDLL(str(Path(package.__path__[0]) / "libpynccl_host.so"))
+    names = [s.name for s in (*our_symbols(), *other_symbols()) if s.library == "nccl"]
+    addresses = {
+        name: [ctypes.cast(library[n], ctypes.c_void_p).value for n in (name, f"p{name}")]
+        for name in names
+    }
+    assert {name for name, (first, second) in addresses.items() if first != second} == set()
 
 
 def test_exports_are_seen(tmp_path: Path) -> None:

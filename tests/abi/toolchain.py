@@ -22,6 +22,7 @@ STAND_INS = {
         "typedef struct CUstream_st *cudaStream_t;\n"
         "typedef struct CUevent_st *cudaEvent_t;\n"
     ),
+    "cuda.h": "typedef int CUmemLocationType;\n",
     "cuda_fp16.h": "typedef struct { unsigned short bits; } __half;\ntypedef __half half;\n",
     "cuda_bf16.h": "typedef struct { unsigned short bits; } __nv_bfloat16;\n",
 }
@@ -88,7 +89,7 @@ def nccl_wheel() -> Path | None:
 def write_stand_ins(directory: Path) -> Path:
     directory.mkdir(exist_ok=True)
     for name, text in STAND_INS.items():
-        (directory / name).write_text(text)
+        (directory / name).write_text(f"#pragma once\n{text}")
     return directory
 
 

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 
 import nccl_ranks
 import numpy as np
 import pytest
 from nccl_ranks import ARGUMENT, REMOTE, USAGE, Rank, last_error
+from structs import coll_config, encryption, estimate, simulation
 
-INT32, SUM, UNSET = 2, 0, -(1 << 31)
-MAGIC, SIM_MAGIC, VERSION = 0xCAFEBEEF, 0x74685283, 23203
-
-
-def config(
-    selection: bytes | None = None, force: int = 1, policy: int = UNSET, event: int = 0
-) -> ctypes.Array[ctypes.c_char]:
-    """An ncclCollConfig_t."""
-    text = ctypes.create_string_buffer(selection) if selection is not None else None
-    raw = struct.pack(
-        "<QIIQiiiiQiiQQ",
-        72, MAGIC, VERSION, 0, UNSET, UNSET, UNSET, UNSET,
-        ctypes.addressof(text) if text else 0, force, policy, 0, event,
-    )  # fmt: skip
-    made = ctypes.create_string_buffer(raw, len(raw))
-    made.text = text  # type: ignore[attr-defined]
-    return made
+INT32, SUM = 2, 0
 
 
 def every_function(rank: Rank) -> None:
     """Each collective does the same with a config as without."""
     n, ranks = 6, rank.ranks
-    given = config(b"ring,tree", force=0)
+    given = coll_config(selection=b"ring,tree", force=0)
     mine = np.arange(n * ranks, dtype=np.int32) * (rank.rank + 1)
     tail = (rank.comm, rank.stream)
     send = mine.ctypes.data
@@ -84,10 +68,14 @@ def select(rank: Rank) -> None:
         for force in (1, 0):
             early = outcome == 1 and force == 1
             rank.must("ncclGroupStart")
-            assert call(config(text, force)) == (ARGUMENT if early else 0), text
+            assert call(coll_config(selection=text, force=force)) == (
+                ARGUMENT if early else 0
+            ), text
             end = rank.engine.ncclGroupEnd()
             assert end == (ARGUMENT if force and (early or late) else 0), text
-        assert call(config(text, 1)) == (ARGUMENT if outcome == 1 or late else 0), text
+        assert call(coll_config(selection=text)) == (ARGUMENT if outcome == 1 or late else 0), (
+            text
+        )
         rank.synchronize()
     rank.finish()
 
@@ -102,7 +90,7 @@ def no_selection(rank: Rank) -> None:
     data = np.zeros(4, dtype=np.int32)
     tail = (rank.comm, rank.stream)
     code = rank.engine.ncclAlltoAllConfig(
-        data.ctypes.data, data.ctypes.data + 8, 1, INT32, *tail, config(b"ring")
+        data.ctypes.data, data.ctypes.data + 8, 1, INT32, *tail, coll_config(selection=b"ring")
     )
     assert code == ARGUMENT
     assert "no algorithm" in last_error(rank.engine)
@@ -121,7 +109,7 @@ def events(rank: Rank) -> None:
     def call() -> int:
         code: int = rank.engine.ncclAllReduceConfig(
             data.ctypes.data, data.ctypes.data, 1, INT32, SUM, rank.comm, rank.stream,
-            config(event=event),
+            coll_config(event=event),
         )  # fmt: skip
         return code
 
@@ -139,16 +127,6 @@ def events(rank: Rank) -> None:
 
 def test_launch_completion_events(engine, temper):
     nccl_ranks.run_threads(engine, 2, events)
-
-
-def simulation(size: int = 24, magic: int = SIM_MAGIC) -> ctypes.Array[ctypes.c_char]:
-    """An ncclSimInfo_t."""
-    return ctypes.create_string_buffer(struct.pack("<QIIf", size, magic, VERSION, -1.0), 24)
-
-
-def estimate(info: ctypes.Array[ctypes.c_char]) -> float:
-    value: float = struct.unpack("<f", info.raw[16:20])[0]
-    return value
 
 
 def simulated(rank: Rank) -> None:
@@ -184,11 +162,8 @@ def test_simulated_groups(engine, temper):
 
 def set_key(engine: object, key: bytes | None) -> None:
     """Call ncclSetEncryption with this key, or with none."""
-    text = ctypes.create_string_buffer(key) if key else None
-    raw = struct.pack(
-        "<QIIiiQ", 32, MAGIC, VERSION, 1 if key else 0, 0, ctypes.addressof(text) if text else 0
-    )
-    assert engine.ncclSetEncryption(ctypes.create_string_buffer(raw, 32)) == 0
+    given = encryption(mode=1, key=key) if key else encryption()
+    assert engine.ncclSetEncryption(given) == 0
 
 
 def join_with_key(rank: Rank, same: bool) -> int:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
 
 import hostlib
 import nccl_ranks
+import numpy as np
 import pytest
 from nccl_ranks import ARGUMENT, CUDA, INTERNAL, REMOTE, USAGE, Rank, last_error
+from structs import Desc, descriptors
 
-FLOAT32, UINT8, SYMMETRIC = 7, 1, 1
+UINT8, INT32, SUM, SYMMETRIC = 1, 2, 0, 1
 PAGE = 4096
 WINDOW = 64 * PAGE
-
-
-class Desc(ctypes.Structure):
-    """ncclWaitSignalDesc_t."""
-
-    _fields_ = tuple((name, ctypes.c_int) for name in ("opCnt", "peer", "sigIdx", "ctx"))
 
 
 class Window:
@@ -59,7 +56,7 @@ def give(rank: Rank, peer: int, index: int = 0, context: int = 0) -> int:
 
 def wait(rank: Rank, *descs: tuple[int, int, int, int]) -> int:
     """Call ncclWaitSignal for (count, peer, index, context) each."""
-    many = (Desc * len(descs))(*descs)
+    many = descriptors(*descs)
     code: int = rank.engine.ncclWaitSignal(len(descs), many, rank.comm, rank.stream)
     ctypes.memset(many, 0, ctypes.sizeof(many))  # the call has copied them
     return code
@@ -253,6 +250,38 @@ def test_which_memory_can_be_a_window(engine, temper):
     nccl_ranks.run_threads(engine, 2, memory_refused)
 
 
+def one_fails(rank: Rank) -> None:
+    """In the faithful mode the others wait for the rank that failed, until they are aborted."""
+    engine = rank.engine
+    memory, window = ctypes.c_void_p(), ctypes.c_void_p()
+    rank.must("ncclMemAlloc", ctypes.byref(memory), PAGE)
+    address = (memory.value or 0) + (512 if rank.rank == 1 else 0)
+    results: list[int] = []
+
+    def register() -> None:
+        results.append(
+            engine.ncclCommWindowRegister(rank.comm, address, PAGE, ctypes.byref(window), 1)
+        )
+
+    thread = threading.Thread(target=register)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive() == (rank.rank == 0)
+    rank.abandon()
+    thread.join(10)
+    assert (results == [ARGUMENT]) == (rank.rank == 1)
+    assert results[0] != 0
+    rank.must("ncclMemFree", memory)
+
+
+def test_a_failed_rank_is_waited_for_in_the_faithful_mode(engine, temper):
+    engine.set("mode", "faithful")
+    try:
+        nccl_ranks.run_threads(engine, 2, one_fails)
+    finally:
+        engine.set("mode", "strict")
+
+
 def in_a_group(rank: Rank) -> None:
     """In a group windows are there at its end, and made in the order of the calls."""
     memory = ctypes.c_void_p()
@@ -324,6 +353,32 @@ def no_contexts(rank: Rank) -> None:
 
 def test_no_contexts_means_no_operations(engine, temper):
     nccl_ranks.run_threads(engine, 2, no_contexts, settings={"numRmaCtx": 0})
+
+
+def beside(rank: Rank) -> None:
+    """A stream that waits for a signal does not keep other communicators from the device."""
+    window, data, peer = Window(rank), np.ones(1, dtype=np.int32), 1 - rank.rank
+    child, other = rank.split(0), rank.engine.stream()
+    if rank.rank == 0:
+        assert wait(rank, (1, peer, 0, 0)) == 0
+        time.sleep(0.05)
+    rank.must(
+        "ncclAllReduce", data.ctypes.data, data.ctypes.data, 1, INT32, SUM, child, other
+    )  # fmt: skip
+    rank.engine.must("cuStreamSynchronize", other)
+    assert data[0] == 2
+    if rank.rank == 1:
+        assert give(rank, peer) == 0
+    rank.synchronize()
+    rank.engine.must("cuStreamDestroy_v2", other)
+    rank.must("ncclCommFinalize", child)
+    rank.must("ncclCommDestroy", child)
+    window.close()
+    rank.finish()
+
+
+def test_a_waiting_stream_takes_no_place_on_the_device(engine, temper):
+    nccl_ranks.run_threads(engine, 2, beside)
 
 
 def abandoned(rank: Rank) -> None:

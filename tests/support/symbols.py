@@ -23,6 +23,18 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * 128),)
 
 
+class Team(ctypes.Structure):
+    """ncclTeam_t, which is passed and returned by value."""
+
+    _fields_ = (("nRanks", ctypes.c_int), ("rank", ctypes.c_int), ("stride", ctypes.c_int))
+
+
+class MultimemHandle(ctypes.Structure):
+    """ncclMultimemHandle_t, which is passed by value."""
+
+    _fields_ = (("mcBasePtr", ctypes.c_void_p),)
+
+
 @dataclass(frozen=True)
 class Symbol:
     """One line of symbols.h or rest.h. `since` is 23200 for NCCL 2.32, 12000 for CUDA 12.0."""
@@ -88,6 +100,8 @@ _BY_VALUE: dict[str, Any] = {
     "CUdeviceptr": ctypes.c_ulonglong,
     "CUhostFn": HostFunction,
     "ncclUniqueId": UniqueId,
+    "ncclTeam_t": Team,
+    "ncclMultimemHandle_t": MultimemHandle,
     "CUcontext": ctypes.c_void_p,
     "CUstream": ctypes.c_void_p,
     "CUevent": ctypes.c_void_p,
@@ -103,6 +117,8 @@ _BY_VALUE: dict[str, Any] = {
 
 def ctype(declaration: str) -> Any:
     """The ctypes type of one C parameter, or of a result; an enumeration is an int."""
+    if declaration == "void":
+        return None
     if "*" in declaration:
         return ctypes.c_void_p
     words = declaration.replace("const ", "").split()
