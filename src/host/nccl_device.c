@@ -1,5 +1,6 @@
 /* The host side of NCCL's device API, as a system answers where no kernel can reach a peer: each rank is
  * alone in its team of load and store, and communicators for kernels cannot be made. */
+#include "nccl_group.h"
 #include "nccl_window.h"
 
 #include <stdlib.h>
