@@ -152,17 +152,23 @@ def message_mismatch(trial: Trial) -> None:
     with_ranks(trial, 2, body)
 
 
-def first_call_waits(rank: Rank) -> bool:
-    """Say whether rank 0 waits in its call until rank 1 makes its own, 0.2 s later."""
-    data = rank.memory(4)
-    begin = time.monotonic()
-    if rank.rank == 1:
-        time.sleep(0.2)
-    rank.all_reduce(data, data, 1)
-    took = time.monotonic() - begin
-    rank.synchronize()
-    data.free()
-    return took > 0.1
+def asked_for_contact(trial: Trial, *patience_s: float) -> list[bool]:
+    """Say of each of some calls of one function whether rank 0 waited in it for rank 1."""
+    returned = [threading.Event() for _ in patience_s]
+    waited: list[bool] = []
+
+    def body(rank: Rank) -> None:
+        for event, limit_s in zip(returned, patience_s, strict=True):
+            if rank.rank == 1:
+                waited.append(not event.wait(limit_s))
+            data = rank.memory(4)
+            rank.all_reduce(data, data, 1)
+            event.set()
+            rank.synchronize()
+            data.free()
+
+    with_ranks(trial, 2, body)
+    return waited
 
 
 @rule(
@@ -172,12 +178,8 @@ def first_call_waits(rank: Rank) -> bool:
     temper="gpulike",
 )
 def first_use(trial: Trial) -> None:
-    def body(rank: Rank) -> None:
-        waits = [first_call_waits(rank), first_call_waits(rank)]
-        if rank.rank == 0:
-            rank.same("the first waits, the second does not", waits, [True, False])
-
-    with_ranks(trial, 2, body)
+    found = asked_for_contact(trial, 0.2, 5)
+    trial.same("the first waits, the second does not", found, [True, False])
 
 
 @rule(
@@ -188,9 +190,4 @@ def first_use(trial: Trial) -> None:
     runtime_connect="0",
 )
 def connected(trial: Trial) -> None:
-    def body(rank: Rank) -> None:
-        waits = first_call_waits(rank)
-        if rank.rank == 0:
-            rank.same("the first waits", waits, False)
-
-    with_ranks(trial, 2, body)
+    trial.same("the first waits", asked_for_contact(trial, 5), [False])

@@ -48,15 +48,18 @@ def abort_of_init(trial: Trial) -> None:
 
 @rule("2", "a collective returns before its peers have come; its stream waits", Needs.DEVICES)
 def calls_do_not_wait(trial: Trial) -> None:
+    asked = threading.Event()
+
     def body(rank: Rank) -> None:
         data = rank.memory(4)
         rank.all_reduce(data, data, 1)  # first contact, where there is one
         rank.synchronize()
         if rank.rank == 1:
-            time.sleep(0.15)
+            asked.wait(5)
         rank.all_reduce(data, data, 1)
         if rank.rank == 0:
             rank.call("cuStreamQuery", rank.stream, gives=NOT_READY)
+            asked.set()
         rank.synchronize()
         data.free()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import time
+import threading
 
 from conformance.rules import Needs, rule
 from conformance.rules_collectives import words
@@ -18,13 +18,15 @@ def second_stream(rank: Rank) -> ctypes.c_void_p:
 
 @rule("14", "all streams of a group form one barrier", Needs.DEVICES)
 def barrier(trial: Trial) -> None:
+    asked = threading.Event()
+
     def body(rank: Rank) -> None:
         other = second_stream(rank)
         a, b = rank.memory(4, words(1)), rank.memory(4, words(2))
         rank.all_reduce(a, a, 1)
         rank.synchronize()
         if rank.rank == 1:
-            time.sleep(0.1)
+            asked.wait(5)
         rank.call("ncclGroupStart")
         rank.all_reduce(a, a, 1)
         rank.call("ncclAllReduce", b, b, 1, INT32, SUM, rank.comm, other)
@@ -32,6 +34,7 @@ def barrier(trial: Trial) -> None:
         if rank.rank == 0:
             for stream in (rank.stream, other):
                 rank.call("cuStreamQuery", stream, gives=NOT_READY)
+            asked.set()
         rank.call("cuStreamSynchronize", other)
         rank.synchronize()
         rank.same("both", a.read() + b.read(), words(4, 4))
