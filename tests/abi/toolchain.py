@@ -22,7 +22,8 @@ STAND_INS = {
         "typedef struct CUstream_st *cudaStream_t;\n"
         "typedef struct CUevent_st *cudaEvent_t;\n"
     ),
-    "cuda.h": "typedef int CUmemLocationType;\n",
+    # Beside our own declarations, theirs is the type.
+    "cuda.h": "#ifndef PYNCCL_CUDA_ABI_H\ntypedef int CUmemLocationType;\n#endif\n",
     "cuda_fp16.h": "typedef struct { unsigned short bits; } __half;\ntypedef __half half;\n",
     "cuda_bf16.h": "typedef struct { unsigned short bits; } __nv_bfloat16;\n",
 }
