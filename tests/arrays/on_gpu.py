@@ -46,25 +46,27 @@ class Stream(ForeignStream):
     def go_before(self, other: int) -> None:
         """Have another stream wait for what is on this one: what __dlpack__ does."""
         event = ctypes.c_void_p()
-        with self._current():
-            self._must("cuEventCreate", ctypes.byref(event), 2)
-            self._must("cuEventRecord", event, ctypes.c_void_p(self.handle))
-            self._must("cuStreamWaitEvent", ctypes.c_void_p(other), event, 0)
-            self._must("cuEventDestroy_v2", event)
+        with self.current():
+            self.must("cuEventCreate", ctypes.byref(event), 2)
+            self.must("cuEventRecord", event, ctypes.c_void_p(self.handle))
+            self.must("cuStreamWaitEvent", ctypes.c_void_p(other), event, 0)
+            self.must("cuEventDestroy_v2", event)
 
     @contextlib.contextmanager
     def memory(self, values: list[float]) -> Iterator[NDArray[np.float32]]:
         """A float32 array in memory of the device."""
         pointer = ctypes.c_uint64()
-        with self._current():
+        with self.current():
             size = ctypes.c_size_t(4 * len(values))
-            self._must("cuMemAlloc_v2", ctypes.byref(pointer), size)
+            self.must("cuMemAlloc_v2", ctypes.byref(pointer), size)
         made = (ctypes.c_float * len(values)).from_address(pointer.value)
         array = np.frombuffer(made, np.float32)
         array[:] = values
-        yield array
-        with self._current():
-            self._must("cuMemFree_v2", pointer)
+        try:
+            yield array
+        finally:
+            with self.current():
+                self.must("cuMemFree_v2", pointer)
 
 
 class Orderly(Versioned):
