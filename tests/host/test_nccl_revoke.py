@@ -130,6 +130,7 @@ def test_a_revoked_parent_shares_nothing(engine, calm):
     assert values[0] == [True, True]
 
 
+@pytest.mark.misuse
 def test_bad_flags_of_revoke(engine, temper):
     with nccl_ranks.on_device(engine, 0):
         rank = Rank(engine, 0, 1, 0)
