@@ -37,14 +37,39 @@ void host_bell_ring(host_bell_t *bell) {
         futex(&bell->rung, FUTEX_WAKE, INT_MAX, NULL);
 }
 
+void host_bell_call(host_bell_t *bell) {
+    if (atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) != 0)
+        host_bell_ring(bell);
+}
+
 static bool rang(host_bell_t *bell, uint32_t seen) {
     return atomic_load_explicit(&bell->rung, memory_order_acquire) != seen;
+}
+
+/* ---- patience ------------------------------------------------------------------------------------ */
+
+static _Atomic int crowds;
+
+void host_crowd(int change) {
+    atomic_fetch_add(&crowds, change);
+}
+
+bool host_be_patient(unsigned int tries) {
+    if (tries >= HOST_PATIENCE)
+        return false;
+    if (tries < HOST_PATIENCE - YIELDS && atomic_load_explicit(&crowds, memory_order_relaxed) == 0)
+        host_pause();
+    else
+        sched_yield();
+    return true;
 }
 
 /* A ring that comes soon costs no system call (pause), and one that comes from a thread which waits for this
  * very core is let through (yield): with more threads than cores pausing alone collapses. */
 static bool rang_soon(host_bell_t *bell, uint32_t seen, int64_t start, int64_t limit) {
     int64_t spin_end = start + (limit < SPIN_NS ? limit : SPIN_NS);
+    if (atomic_load_explicit(&crowds, memory_order_relaxed) != 0)
+        spin_end = start;
     do {
         for (int i = 0; i < 16; i++) {
             if (rang(bell, seen))
@@ -60,6 +85,19 @@ static bool rang_soon(host_bell_t *bell, uint32_t seen, int64_t start, int64_t l
     return false;
 }
 
+void host_bell_arm(host_bell_t *bell) {
+    atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+}
+
+void host_bell_disarm(host_bell_t *bell) {
+    atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+}
+
+void host_bell_sleep(host_bell_t *bell, uint32_t seen, int64_t timeout_ns) {
+    struct timespec timeout = {.tv_sec = timeout_ns / NS_PER_S, .tv_nsec = timeout_ns % NS_PER_S};
+    futex(&bell->rung, FUTEX_WAIT, seen, timeout_ns >= 0 ? &timeout : NULL);
+}
+
 void host_bell_wait(host_bell_t *bell, uint32_t seen, int64_t timeout_ns) {
     if (timeout_ns == 0 || rang(bell, seen))
         return;
@@ -67,14 +105,13 @@ void host_bell_wait(host_bell_t *bell, uint32_t seen, int64_t timeout_ns) {
     int64_t limit = timeout_ns < 0 ? INT64_MAX : timeout_ns;
     if (rang_soon(bell, seen, start, limit))
         return;
-    struct timespec timeout;
+    int64_t left = -1;
     if (timeout_ns > 0) {
-        int64_t left = start + timeout_ns - host_now_ns();
+        left = start + timeout_ns - host_now_ns();
         if (left <= 0)
             return;
-        timeout = (struct timespec){.tv_sec = left / NS_PER_S, .tv_nsec = left % NS_PER_S};
     }
-    atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
-    futex(&bell->rung, FUTEX_WAIT, seen, timeout_ns > 0 ? &timeout : NULL);
-    atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+    host_bell_arm(bell);
+    host_bell_sleep(bell, seen, left);
+    host_bell_disarm(bell);
 }

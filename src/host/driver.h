@@ -287,6 +287,9 @@ typedef enum {
 } host_run_t;
 typedef enum { HOST_RUNNER_POLLER, HOST_RUNNER_WAITER, HOST_RUNNER_WORKER } host_runner_t;
 bool host_run_lock(CUstream stream, bool want); /* try; with `want`, its release rings the worker */
+static inline bool host_run_locked(CUstream stream) {
+    return atomic_load_explicit(&stream->run, memory_order_relaxed) != 0;
+}
 void host_run_unlock(CUstream stream);
 /* Run items until `finished` has come to `until`; under the run lock. */
 host_run_t host_stream_run(CUstream stream, host_runner_t runner, uint64_t until);

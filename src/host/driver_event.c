@@ -92,7 +92,6 @@ static host_progress_t fault_step(mark_t *mark) {
         return HOST_DONE;
     }
     mark->work.bell = &host_fault_bell;
-    mark->work.bell_seen = mark->fault_seen;
     bool due = mark->due_ns != 0 && host_now_ns() >= mark->due_ns;
     bool lifted =
         mark->fault.kind == HOST_FAULT_STUCK && host_bell_look(&host_fault_bell) != mark->fault_seen;

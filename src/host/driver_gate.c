@@ -89,7 +89,6 @@ bool host_device_enter(int ordinal, host_work_t *kernel) {
         return true;
     host_device_t *device = &host_devices[ordinal];
     kernel->bell = &device->turn;
-    kernel->bell_seen = host_bell_look(&device->turn);
     pthread_mutex_lock(&device->turn_lock);
     atomic_store_explicit(&device->turn_used, true, memory_order_relaxed);
     if (device->turn_owner != kernel) {

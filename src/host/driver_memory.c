@@ -74,9 +74,18 @@ static bool removed(uintptr_t base, area_t *area) {
     return found;
 }
 
+static _Atomic(void (*)(uint64_t)) told_of_frees;
+
+void host_memory_on_free(void (*told)(uint64_t)) {
+    atomic_store(&told_of_frees, told);
+}
+
 static void unmap(const area_t *area) {
     if (area->map == NULL)
         return;
+    void (*told)(uint64_t) = atomic_load(&told_of_frees);
+    if (told != NULL && area->share.bytes != 0)
+        told(area->serial);
     munmap(area->map, area->map_bytes);
     if (area->share.bytes != 0)
         close(area->share.descriptor);

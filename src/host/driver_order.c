@@ -13,7 +13,6 @@ static host_progress_t place_wait_step(host_work_t *work) {
     place_wait_t *wait = (place_wait_t *)work;
     CUstream other = wait->place.stream;
     work->bell = &other->done;
-    work->bell_seen = host_bell_look(&other->done);
     if (host_place_reached(wait->place))
         return HOST_DONE;
     if (host_config()->temper == HOST_QUICK)

@@ -70,6 +70,28 @@ static bool is_for_worker(const host_work_t *work, host_runner_t runner) {
            (runner == HOST_RUNNER_POLLER && work->bytes > HOST_POLL_BYTES);
 }
 
+/* The item is done, or it is dropped. */
+static void end_item(CUstream stream, host_work_t *work) {
+    if (work->status != CUDA_SUCCESS)
+        host_device_fail(stream->device->ordinal, work->status);
+    finish(stream, work);
+}
+
+/* Whether a runner that stays should step a blocked item again at once. What only time or a store without a
+ * ring can free is not worth it. */
+static bool is_worth_a_try(host_work_t *work) {
+    if (work->bell == NULL || work->unrung)
+        return false;
+    if (work->moves != work->moves_seen) {
+        work->moves_seen = work->moves;
+        work->tries = 0;
+    }
+    if (!host_be_patient(work->tries))
+        return false;
+    work->tries++;
+    return true;
+}
+
 host_run_t host_stream_run(CUstream stream, host_runner_t runner, uint64_t until) {
     int64_t end = 0;
     for (int count = 1; atomic_load_explicit(&stream->finished, memory_order_relaxed) < until; count++) {
@@ -83,12 +105,13 @@ host_run_t host_stream_run(CUstream stream, host_runner_t runner, uint64_t until
                 work->started = true;
                 linger(stream, work);
             }
-            if (work->step(work) == HOST_BLOCKED)
+            if (work->step(work) == HOST_BLOCKED) {
+                if (runner != HOST_RUNNER_POLLER && is_worth_a_try(work))
+                    continue;
                 return HOST_RUN_BLOCKED;
-            if (work->status != CUDA_SUCCESS)
-                host_device_fail(stream->device->ordinal, work->status);
+            }
         }
-        finish(stream, work);
+        end_item(stream, work);
         if (runner == HOST_RUNNER_POLLER && count % CLOCK_EVERY == 0) {
             int64_t now = host_now_ns();
             if (end == 0)
@@ -115,11 +138,18 @@ void host_stream_sleep(CUstream stream, int64_t waiting_since) {
     pthread_mutex_lock(&stream->lock);
     stream->sleeping_on = bell;
     pthread_mutex_unlock(&stream->lock);
-    if (host_device_error(stream->device) == CUDA_SUCCESS)
-        host_bell_wait(bell, work->bell_seen, limit);
+    host_bell_arm(bell);
+    uint32_t seen = host_bell_look(bell);
+    bool failed = host_device_error(stream->device) != CUDA_SUCCESS;
+    bool done = !failed && work->step(work) == HOST_DONE;
+    if (!failed && !done && work->bell == bell)
+        host_bell_sleep(bell, seen, limit);
+    host_bell_disarm(bell);
     pthread_mutex_lock(&stream->lock);
     stream->sleeping_on = NULL;
     pthread_mutex_unlock(&stream->lock);
+    if (done)
+        end_item(stream, work);
 }
 
 void host_stream_poll(CUstream stream) {
@@ -135,12 +165,13 @@ void host_stream_poll(CUstream stream) {
 }
 
 static bool is_heavy(const host_work_t *work) {
-    return work->kind == HOST_WORK_HOST_FUNCTION || work->bytes > HOST_POLL_BYTES;
+    return work->bytes > HOST_POLL_BYTES;
 }
 
 CUresult host_stream_push(CUstream stream, host_work_t *work, uint64_t *count) {
-    bool quick = host_config()->temper == HOST_QUICK;
-    bool call_worker = !quick || is_heavy(work);
+    /* In the quick temper whoever polls, waits or looks after neglected streams finds what is heavy: a worker
+     * that is woken for it now would only be in the way of a caller who waits at once. */
+    bool call_worker = host_config()->temper != HOST_QUICK || work->kind == HOST_WORK_HOST_FUNCTION;
     if (call_worker) {
         CUresult result = host_worker_ensure(stream);
         if (result != CUDA_SUCCESS)
@@ -157,7 +188,7 @@ CUresult host_stream_push(CUstream stream, host_work_t *work, uint64_t *count) {
     bool alone = submitted == atomic_load_explicit(&stream->finished, memory_order_acquire);
     bool attended = atomic_load_explicit(&stream->worker_active, memory_order_relaxed);
     /* the usual case: nothing is queued and nobody runs, so that this thread is the runner */
-    bool mine = alone && !call_worker && !attended && host_run_lock(stream, false);
+    bool mine = alone && !call_worker && !attended && !is_heavy(work) && host_run_lock(stream, false);
     if (mine) {
         stream->batch = work;
     } else if (stream->tail != NULL) {

@@ -15,7 +15,6 @@ typedef struct {
 static host_progress_t wait_step(host_work_t *work) {
     word_t *wait = (word_t *)work;
     work->bell = &host_memory_bell;
-    work->bell_seen = host_bell_look(&host_memory_bell);
     /* the comparison is cyclic, as the driver defines it */
     uint32_t distance = atomic_load_explicit(wait->word, memory_order_acquire) - wait->value;
     return (int32_t)distance >= 0 ? HOST_DONE : HOST_BLOCKED;

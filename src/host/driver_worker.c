@@ -138,14 +138,14 @@ static bool is_unattended(CUstream stream) {
     return !host_stream_idle(stream) && !atomic_load_explicit(&stream->worker_active, memory_order_acquire);
 }
 
-/* Has anybody touched it since the last round? */
+/* Has anybody touched it since the last round, or is somebody at it now? */
 static bool is_tended(CUstream stream) {
     uint32_t polls = atomic_load_explicit(&stream->polls, memory_order_relaxed);
     uint64_t finished = atomic_load_explicit(&stream->finished, memory_order_relaxed);
     bool tended = stream->seen_polls != polls || stream->seen_finished != finished;
     stream->seen_polls = polls;
     stream->seen_finished = finished;
-    return tended;
+    return tended || host_run_locked(stream);
 }
 
 typedef struct {

@@ -5,8 +5,9 @@
  *
  *   nccl_*.c      communicators, groups, collectives, point to point, shared segments
  *   driver_*.c    devices, contexts, streams, events, memory, host functions
- *   reduce.c      NCCL's arithmetic, no state
- *   config.c journal.c fault.c misuse.c bell.c   settings, call journal, injected faults, misuse, waiting
+ *   reduce*.c     NCCL's arithmetic
+ *   config.c journal.c fault.c misuse.c bell.c share.c
+ *                 settings, call journal, injected faults, misuse, waiting, memory for other processes
  *
  * Rules
  *   1. Internal code calls internal names (host_*), never exported ones: another libcuda may be in the
@@ -73,9 +74,22 @@ static inline uint32_t host_bell_look(host_bell_t *bell) {
     return atomic_load_explicit(&bell->rung, memory_order_seq_cst);
 }
 void host_bell_ring(host_bell_t *bell);
+/* Ring only if somebody sleeps on it, or is about to: what has changed was stored before, in one order with
+ * all such stores (seq_cst), and who waits for it looks once more between host_bell_arm and host_bell_sleep.
+ * That spares everybody else a write to a cache line that others read. */
+void host_bell_call(host_bell_t *bell);
+void host_bell_arm(host_bell_t *bell);
+void host_bell_sleep(host_bell_t *bell, uint32_t seen, int64_t timeout_ns); /* armed; negative: no limit */
+void host_bell_disarm(host_bell_t *bell);
 /* Sleep until the bell differs from `seen`, at most timeout_ns (negative: without limit). It spins for about
  * two microseconds, then yields, then sleeps. Spurious returns are allowed. */
 void host_bell_wait(host_bell_t *bell, uint32_t seen, int64_t timeout_ns);
+/* Before the next look at something that may change soon: a pause at first, then way is made for others who
+ * want the core. After HOST_PATIENCE tries it does nothing and answers false: it is time to sleep. */
+#define HOST_PATIENCE 120
+bool host_be_patient(unsigned int tries);
+/* +1 and -1: as long as there are more ranks than cores, way is made at once. */
+void host_crowd(int change);
 int64_t host_now_ns(void); /* CLOCK_MONOTONIC */
 void host_nap_ns(int64_t ns);
 
@@ -113,12 +127,12 @@ typedef enum { HOST_WORK_KERNEL, HOST_WORK_COPY, HOST_WORK_HOST_FUNCTION, HOST_W
 /* One item in a stream's queue. It is made by a room, pushed by host_stream_submit, run by whoever holds
  * the stream's run lock (its worker thread, or in the quick temper a poller), and released when it is done.
  *
- * `step` never waits: it does what can be done now and answers HOST_BLOCKED or HOST_DONE. Before it looks at
- * the condition that blocks it, it stores the bell that will ring when the condition may have changed and the
- * count it saw, so that the runner can sleep on it; with no bell, or with `unrung` set, the runner polls
- * instead, every 30 us at first and every 1 ms at last. A blocked item is stepped again every 100 ms in any
- * case. With HOST_DONE it may set `status`: anything but CUDA_SUCCESS becomes the context's sticky error, as
- * after a faulting kernel.
+ * `step` never waits: it does what can be done now and answers HOST_BLOCKED or HOST_DONE. With HOST_BLOCKED
+ * it names the bell that will ring, or be called, when the condition may have changed. A runner that stays
+ * steps the item again for a while, and again when it has armed that bell, before it sleeps. With no bell, or
+ * with `unrung` set, it polls instead, every 30 us at first and every 1 ms at last. A blocked item is stepped
+ * again every 100 ms in any case. `moves` grows with each step that got somewhere. With HOST_DONE it may set
+ * `status`: anything but CUDA_SUCCESS becomes the context's sticky error, as after a faulting kernel.
  *
  * The bell must stay mapped until the item is released. An item starts as zeros but for what its maker sets.
  */
@@ -134,11 +148,13 @@ struct host_work {
     size_t bytes; /* payload; a poller runs items up to HOST_POLL_BYTES only */
     int device;   /* filled by submit */
     host_bell_t *bell;
-    uint32_t bell_seen;
     CUresult status;
-    bool unrung;  /* the condition may come true with no ring: a host store, a time */
-    bool started; /* the runner's */
-    bool counted; /* the runner's: it takes a place in the device's launch queue */
+    uint32_t moves;
+    bool unrung; /* the condition may come true with no ring: a host store, a time */
+    /* the runner's */
+    bool started;
+    bool counted;               /* it takes a place in the device's launch queue */
+    uint32_t moves_seen, tries; /* blocked steps since it last moved, up to HOST_PATIENCE */
 };
 
 #define HOST_POLL_BYTES (16 * 1024)
@@ -192,6 +208,8 @@ void host_memory_find(const void *pointer, host_memory_t *found);
  * `shared` can be mapped by other processes; where no file can be opened for that, it is ordinary memory. */
 CUresult host_memory_allocate(int device, size_t bytes, CUmemorytype type, bool shared, void **pointer);
 CUresult host_memory_free(void *pointer);
+/* Whoever has given shared memory to others is told its serial when it is freed. */
+void host_memory_on_free(void (*told)(uint64_t serial));
 /* Make a mapping of another room (a shared segment) count as the device's memory, and forget it again; the
  * room keeps and unmaps it. */
 CUresult host_memory_adopt(int device, void *base, size_t bytes);
@@ -200,9 +218,10 @@ void host_memory_forget(void *base);
 /* ---- arithmetic (reduce.c) ------------------------------------------------------------------------- */
 
 size_t host_type_size(ncclDataType_t type);
-/* accumulator[i] = accumulator[i] op value[i], rounded to the element type at each step (fp8 through half);
+/* result[i] = a[i] op b[i], rounded to the element type (fp8 through half); the result may be `a` or `b`.
  * ncclAvg is not accepted here: see host_premultiply and host_divide. */
-void host_reduce(void *accumulator, const void *value, size_t count, ncclDataType_t type, ncclRedOp_t op);
+void host_reduce(void *result, const void *a, const void *b, size_t count, ncclDataType_t type,
+                 ncclRedOp_t op);
 /* values[i] = source[i] * scalar, in the element type; `scalar` points at one element. */
 void host_premultiply(void *values, const void *source, size_t count, ncclDataType_t type,
                       const void *scalar);
@@ -210,6 +229,23 @@ void host_premultiply(void *values, const void *source, size_t count, ncclDataTy
 void host_average_factor(void *scalar, ncclDataType_t type, int ranks);
 /* Integer average: values[i] = values[i] / ranks, truncating towards zero for signed types. */
 void host_divide(void *values, size_t count, ncclDataType_t type, int ranks);
+
+/* Two or more sources combined one after the other, in the order in which they are listed. */
+typedef struct {
+    const unsigned char *const *sources;
+    const uint64_t *factors;       /* what each source is multiplied by first, in its first bytes; or NULL */
+    unsigned char *const *results; /* the result goes to all of these, each of which may be a source */
+    int source_count, result_count;
+    size_t count;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int divisor;      /* of integers, at the end; 0: none */
+    bool past_caches; /* for results that are large and not sources */
+} host_fold_t;
+void host_fold(const host_fold_t *fold);
+void host_copy_past(void *to, const void *from, size_t bytes);
+/* For tests: "portable", "avx2", "avx512" or "best"; false where this processor cannot. All give the same. */
+bool host_reduce_choose(const char *name);
 
 /* ---- threads (driver_worker.c) --------------------------------------------------------------------- */
 

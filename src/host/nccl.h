@@ -12,7 +12,8 @@
  *   nccl_contact.c     the first use of a function or a peer
  *   nccl_capture.c     operations on streams that are being captured
  *   nccl_kernel.c      what every kernel does around its own work: turn, faults, abort
- *   nccl_collective.c  eight collectives as one state machine
+ *   nccl_collective.c  eight collectives as one state machine: arrivals, data through shared memory
+ *   nccl_direct.c      the same on buffers that all ranks can reach      nccl_offer.c   reaching them
  *   nccl_message.c     send and receive
  *   nccl_window.c nccl_rma.c   windows, and one-sided operations on them (nccl_window.h)
  *   nccl_fault.c       injected faults, as a call feels them
@@ -30,14 +31,8 @@
 #ifndef PYNCCL_HOST_NCCL_H
 #define PYNCCL_HOST_NCCL_H
 
-#include "host.h"
+#include "nccl_shared.h"
 
-#include <sys/types.h>
-
-#define HOST_MAX_RANKS 64
-#define HOST_LINE_BYTES 48           /* payload that travels in the arrival's own cache line */
-#define HOST_SLOT_BYTES (256 * 1024) /* payload a rank publishes at once otherwise */
-#define HOST_RING_BYTES (64 * 1024)  /* bytes of a message under way between two ranks */
 #define HOST_NAP_NS (50 * 1000 * 1000)
 
 typedef struct host_plan host_plan_t; /* nccl_group.h */
@@ -45,21 +40,6 @@ typedef struct host_plan host_plan_t; /* nccl_group.h */
 #define host_fail(code, ...) (host_last_error(__VA_ARGS__), (code))
 
 /* ---- functions ----------------------------------------------------------------------------------- */
-
-typedef enum {
-    HOST_ALL_REDUCE,
-    HOST_REDUCE,
-    HOST_BROADCAST,
-    HOST_ALL_GATHER,
-    HOST_REDUCE_SCATTER,
-    HOST_ALL_TO_ALL,
-    HOST_GATHER,
-    HOST_SCATTER,
-    HOST_COLLECTIVES,
-    HOST_SEND = HOST_COLLECTIVES,
-    HOST_RECV,
-    HOST_FUNCTIONS
-} host_function_t;
 
 /* A collective is: who gives (all ranks or the root), whether one block or one block for each rank; who takes
  * (all or the root), from whom (all or the root), and whether what is taken is reduced or placed side by
@@ -112,127 +92,6 @@ typedef struct host_rma {
     } wait[];
 } host_rma_t;
 
-/* ---- shared memory (nccl_segment.c) -------------------------------------------------------------- */
-
-/* What a rank says of an operation; the strict mode compares it. */
-typedef struct {
-    uint64_t count;
-    uint8_t function, type, op, root;
-} host_sketch_t;
-
-/* An arrival: the number is written last and read first. Arrival k lies in line k % 2. Everybody waits for
- * all arrivals k before anybody reads chunk k, so whoever publishes k + 1 has read k - 1 no more, and two
- * buffers are enough. */
-typedef struct {
-    _Alignas(64) _Atomic uint32_t arrival;
-    uint8_t function, type, op, root;
-    uint64_t count;
-    unsigned char data[HOST_LINE_BYTES];
-} host_line_t;
-_Static_assert(sizeof(host_line_t) == 64, "an arrival is one cache line");
-
-/* What a rank that waits long is waiting in, so that ranks in different calls can tell. */
-typedef struct {
-    _Alignas(64) _Atomic uint64_t sequence; /* 0 while it is written */
-    _Atomic uint64_t count;
-    _Atomic uint32_t packed;
-} host_intent_t;
-
-/* What a rank says when child c of its communicator is made by a split; it uses note c % 2. */
-typedef struct {
-    _Alignas(64) _Atomic uint32_t told; /* number of the child whose colour and key these are */
-    int32_t color, key;
-    _Atomic uint32_t offered; /* number of the child for which `id` is its clique's */
-    ncclUniqueId id;
-} host_note_t;
-
-/* What a rank tells when all register memory together; exchange e uses post e % 2. */
-typedef struct {
-    _Alignas(64) _Atomic uint32_t told; /* number of the exchange */
-    int32_t failure;
-    unsigned char words[64];
-} host_post_t;
-
-/* What a rank says in ncclCommShrink; the lowest rank that stays answers all others. */
-enum { HOST_SHRINK_IDLE, HOST_SHRINK_ASKED, HOST_SHRINK_ANSWERED };
-typedef struct {
-    _Alignas(64) _Atomic uint32_t state;
-    _Atomic uint64_t survivors; /* one bit a rank */
-    ncclUniqueId id;
-} host_shrink_t;
-
-/* Where ranks 0 and n - 1 find the id of a communicator that grows, and all others rank 0's. */
-typedef struct {
-    _Alignas(64) _Atomic uint32_t entered; /* number of the child for which the rank has come */
-    _Atomic uint32_t told;                 /* number of the child whose id this is */
-    ncclUniqueId id;
-} host_grow_t;
-
-typedef enum { HOST_ABSENT, HOST_JOINING, HOST_READY, HOST_LEFT } host_presence_t;
-
-typedef struct {
-    _Alignas(64) _Atomic uint32_t presence;
-    int32_t pid;
-    uint64_t start; /* of the process, in clock ticks since boot */
-    int32_t device, version;
-    uint64_t encryption; /* which key the process has set, 0 for none */
-    uint64_t ids;        /* a hash of all unique ids that its init was given */
-    _Atomic uint32_t finalized;
-    _Atomic uint32_t barrier; /* how many barriers it has come to */
-    _Alignas(64) host_bell_t bell;
-    host_line_t line[2];
-    host_intent_t intent[2]; /* of a kernel, and of a call that makes first contact */
-    host_note_t note[2];
-    host_post_t post[2];
-    host_shrink_t shrink;
-    host_grow_t grow;
-    _Atomic uint8_t connected[HOST_COLLECTIVES];
-    _Atomic uint8_t met[HOST_MAX_RANKS];
-} host_area_t;
-
-/* One direction between two ranks: a ring of bytes, and the number of the message on its way. */
-typedef struct {
-    _Alignas(64) _Atomic uint64_t head; /* bytes put in; these four are the sender's */
-    _Atomic uint32_t offered;
-    uint32_t sent_type;
-    uint64_t sent_count;
-    _Alignas(64) _Atomic uint64_t tail; /* bytes taken out; these are the receiver's */
-    _Atomic uint32_t taken, refused;
-    uint32_t wanted_type;
-    uint64_t wanted_count;
-    _Alignas(64) unsigned char data[HOST_RING_BYTES];
-} host_channel_t;
-
-typedef struct {
-    char magic[8];
-    uint8_t secret[16];
-    _Alignas(64) _Atomic uint32_t ranks; /* set by the first that joins */
-    _Atomic uint32_t ready;              /* ranks that have mapped the whole */
-    _Atomic uint32_t broken; /* 1 while `reason` is written, then 2: nobody will complete this init */
-    char reason[512];
-} host_head_t;
-
-typedef struct {
-    char magic[8];
-    host_share_t share; /* its bytes say nothing: the number of ranks is not known yet */
-    uint8_t secret[16];
-} host_id_t;
-
-size_t host_segment_bytes(int ranks);
-host_area_t *host_segment_area(host_head_t *head, int rank);
-unsigned char *host_segment_slot(host_head_t *head, int rank, uint32_t arrival);
-host_channel_t *host_segment_channel(host_head_t *head, int from, int to);
-/* A new segment and the id by which others find it; this process offers it until all ranks have come. */
-ncclResult_t host_segment_offer(ncclUniqueId *unique);
-/* Close what needs to be offered no more. With an id: also that one, whoever is missing. */
-void host_segment_withdraw(const ncclUniqueId *unique);
-/* SystemError unless the process that made an id is alive. */
-ncclResult_t host_segment_check(const ncclUniqueId *unique);
-/* Map the segment of an id for `ranks` ranks. InvalidUsage: somebody else's number of ranks, or used before.
- */
-ncclResult_t host_segment_map(const host_id_t *id, int ranks, host_head_t **head);
-void host_segment_break(host_head_t *head, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 /* ---- cliques (nccl_clique.c) --------------------------------------------------------------------- */
 
 /* The ranks of one communicator in this process: they share a mapping and go together. */
@@ -247,6 +106,11 @@ typedef struct host_clique {
     int joined, leaving;
     _Atomic int64_t next_look;
     _Atomic uint64_t dead; /* the ranks whose processes are gone, one bit a rank */
+    _Atomic bool together; /* all ranks are in this process */
+    bool crowded;          /* there are more ranks than cores */
+    pthread_mutex_t mappings_lock;
+    struct host_mapping *mappings[HOST_MAX_RANKS]; /* by rank and offer; NULL until they are needed */
+    uint32_t withdrawn[HOST_MAX_RANKS];            /* of each rank, as the mappings know it */
     int watched;
     struct {
         pid_t pid;
@@ -261,9 +125,24 @@ void host_clique_release(host_clique_t *clique);
 /* Count one more member as leaving; true for the last of them, who then owns the whole list. */
 bool host_clique_leave(struct ncclComm *comm, struct ncclComm **all);
 void host_clique_ring(host_clique_t *clique, int except);
+void host_clique_call(host_clique_t *clique, int except); /* host_bell_call for each */
 /* Begin to watch the processes of the ranks that have come; then, at most every 50 ms, look after them. */
 void host_clique_meet(host_clique_t *clique);
 void host_clique_watch(host_clique_t *clique);
+
+/* ---- buffers of other ranks (nccl_offer.c) --------------------------------------------------------- */
+
+/* Make it reachable for all ranks; false if that cannot be. */
+bool host_expose(ncclComm_t comm, const void *pointer, size_t bytes, host_exposure_t *exposure);
+/* Where another rank's buffer is in this process; false if it cannot be mapped. */
+bool host_reach(host_clique_t *clique, int rank, const host_exposure_t *exposure, unsigned char **pointer);
+void host_offers_retire(ncclComm_t comm, uint64_t serial); /* the allocation is no more */
+void host_mappings_drop(host_clique_t *clique, bool all);  /* or only what was withdrawn */
+/* Others' buffers are touched only between these two; false: one of them is closed. */
+bool host_visit_begin(ncclComm_t comm, host_clique_t *clique);
+void host_visit_end(ncclComm_t comm);
+/* From now on nobody touches this rank's buffers; returns when nobody does. */
+void host_visitors_turn_out(ncclComm_t comm);
 
 /* ---- communicators (nccl_comm.c) ----------------------------------------------------------------- */
 
@@ -319,6 +198,7 @@ struct ncclComm {
     uint32_t children, barriers; /* made by split or grow, or failed to be; barriers it has come to */
     uint32_t id_for;             /* the child for which ncclCommGetUniqueId has given an id */
     _Atomic uint32_t born;       /* of those, how many are done with */
+    uint32_t next_offer;         /* to be given up when the table is full */
     uint32_t sent[HOST_MAX_RANKS], received[HOST_MAX_RANKS]; /* messages launched, by peer */
     bool connected[HOST_COLLECTIVES], met[HOST_MAX_RANKS];
     host_operator_t *operators;
@@ -412,6 +292,8 @@ struct host_kernel {
     bool started;
     bool stuck; /* until aborted */
     bool on_device;
+    bool exposed;       /* other ranks may touch its buffers */
+    uint32_t looks;     /* blocked steps */
     int64_t not_before; /* by an injected delay */
     int64_t next_look;
 };

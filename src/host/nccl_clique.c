@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,6 +25,20 @@ static host_clique_t *find_locked(const uint8_t *secret) {
         if (memcmp(clique->secret, secret, sizeof clique->secret) == 0)
             return clique;
     return NULL;
+}
+
+static int count_cores(void) {
+    cpu_set_t cores;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+/* Memory that is freed is nobody's to map any more. */
+static void retire_offers(uint64_t serial) {
+    pthread_mutex_lock(&cliques_lock);
+    for (host_clique_t *clique = cliques; clique != NULL; clique = clique->next)
+        for (ncclComm_t comm = clique->members; comm != NULL; comm = comm->next_member)
+            host_offers_retire(comm, serial);
+    pthread_mutex_unlock(&cliques_lock);
 }
 
 static ncclResult_t open_locked(const host_id_t *id, int ranks, host_clique_t **out) {
@@ -50,6 +65,11 @@ static ncclResult_t open_locked(const host_id_t *id, int ranks, host_clique_t **
     clique->hash = hash_secret(id->secret);
     clique->head = head;
     clique->ranks = ranks;
+    pthread_mutex_init(&clique->mappings_lock, NULL);
+    clique->crowded = ranks > count_cores();
+    if (clique->crowded)
+        host_crowd(1);
+    host_memory_on_free(retire_offers);
     clique->next = cliques;
     cliques = clique;
     atomic_fetch_add(&host_live_segments, 1);
@@ -80,7 +100,11 @@ static void unmap(host_clique_t *clique) {
     for (int i = 0; i < clique->watched; i++)
         if (clique->watch[i].descriptor >= 0)
             close(clique->watch[i].descriptor);
+    host_mappings_drop(clique, true);
+    if (clique->crowded)
+        host_crowd(-1);
     munmap(clique->head, host_segment_bytes(clique->ranks));
+    pthread_mutex_destroy(&clique->mappings_lock);
     free(clique);
     atomic_fetch_sub(&host_live_segments, 1);
 }
@@ -138,6 +162,12 @@ bool host_clique_leave(struct ncclComm *comm, struct ncclComm **all) {
     return last;
 }
 
+void host_clique_call(host_clique_t *clique, int except) {
+    for (int rank = 0; rank < clique->ranks; rank++)
+        if (rank != except)
+            host_bell_call(&host_segment_area(clique->head, rank)->bell);
+}
+
 void host_clique_ring(host_clique_t *clique, int except) {
     for (int rank = 0; rank < clique->ranks; rank++)
         if (rank != except)
@@ -176,10 +206,13 @@ static int open_process(pid_t pid) {
 
 void host_clique_meet(host_clique_t *clique) {
     pid_t self = getpid();
+    bool together = true;
     pthread_mutex_lock(&cliques_lock);
     for (int rank = 0; rank < clique->ranks; rank++) {
         host_area_t *area = host_segment_area(clique->head, rank);
-        if (atomic_load(&area->presence) != HOST_READY || area->pid == self || is_watched(clique, area->pid))
+        bool here = atomic_load(&area->presence) == HOST_READY && area->pid == self;
+        together &= here;
+        if (atomic_load(&area->presence) != HOST_READY || here || is_watched(clique, area->pid))
             continue;
         int descriptor = open_process(area->pid);
         uint64_t start;
@@ -194,6 +227,8 @@ void host_clique_meet(host_clique_t *clique) {
         clique->watch[clique->watched].start = start;
         clique->watch[clique->watched++].descriptor = descriptor;
     }
+    if (together)
+        atomic_store(&clique->together, true);
     pthread_mutex_unlock(&cliques_lock);
 }
 
@@ -215,4 +250,7 @@ void host_clique_watch(host_clique_t *clique) {
         if (!is_alive(clique->watch[i].pid, clique->watch[i].start, clique->watch[i].descriptor))
             report_gone(clique, clique->watch[i].pid);
     pthread_mutex_unlock(&cliques_lock);
+    pthread_mutex_lock(&clique->mappings_lock);
+    host_mappings_drop(clique, false);
+    pthread_mutex_unlock(&clique->mappings_lock);
 }

@@ -2,31 +2,18 @@
  *
  * Data go through shared memory in chunks. For each chunk a rank writes what it gives into its slot (or, if
  * it is small, into the cache line that announces it), announces it, waits until all have announced theirs,
- * and takes what it needs from the others' slots. Reductions are made in the order of the ranks, so that the
- * result does not depend on timing, nor on how the data were cut into chunks.
+ * and takes what it needs from the others' slots. It gives one chunk more than it has taken, so that nobody
+ * waits for its copying. Reductions are made in the order of the ranks, so that the result does not depend on
+ * timing, nor on how the data were cut into chunks. Large operations on buffers that all can reach leave that
+ * way after their first arrival (nccl_direct.c).
+ *
+ * Why not process_vm_readv for ordinary memory: measured with 2 ranks on 2 cores, 64 KiB to 64 MiB, it is at
+ * best as fast as staging (buffers of huge pages), and at worst takes three times as long (4 KiB pages).
  */
-#include "nccl.h"
+#include "nccl_collective.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    TILE_BYTES = 8 * 1024
-}; /* what is reduced at a time, so that the accumulator stays in the first cache */
-
-typedef struct {
-    host_kernel_t kernel;
-    host_task_t task;
-    const host_shape_t *shape;
-    uint64_t sequence;
-    size_t size;      /* of an element */
-    size_t blocks;    /* what a giver gives: one block, or one for each rank */
-    size_t chunk;     /* elements of a block that are published at once */
-    size_t at, now;   /* elements of a block that are done, and that are under way */
-    uint32_t arrival; /* of the chunk under way */
-    int seen;         /* ranks below it have arrived */
-    bool started, announced, in_line, gives, takes;
-} collective_t;
 
 /* ---- solo: a communicator of one rank ------------------------------------------------------------ */
 
@@ -62,97 +49,46 @@ host_kernel_t *host_solo_new(const host_task_t *task) {
     return &solo->kernel;
 }
 
-/* ---- give ---------------------------------------------------------------------------------------- */
-
-static host_line_t *line_of(const collective_t *c, int rank) {
-    return &host_segment_area(c->kernel.clique->head, rank)->line[c->arrival & 1];
-}
-
-static unsigned char *data_of(const collective_t *c, int rank) {
-    return c->in_line ? line_of(c, rank)->data : host_segment_slot(c->kernel.clique->head, rank, c->arrival);
-}
-
-static void give(const collective_t *c) {
-    const host_task_t *task = &c->task;
-    unsigned char *to = data_of(c, c->kernel.comm->rank);
-    size_t bytes = c->now * c->size;
-    for (size_t block = 0; block < c->blocks; block++, to += bytes) {
-        const char *from = (const char *)task->send + (block * task->count + c->at) * c->size;
-        if (task->scaled)
-            host_premultiply(to, from, c->now, task->type,
-                             task->scalar != NULL ? task->scalar : &task->factor);
-        else
-            memcpy(to, from, bytes);
-    }
-}
-
-/* ---- take ---------------------------------------------------------------------------------------- */
-
-/* Where the data that `rank` gave to this rank begin. */
-static const unsigned char *gift_of(const collective_t *c, int rank) {
-    size_t own_block = c->shape->spread ? (size_t)c->kernel.comm->rank * c->now * c->size : 0;
-    return data_of(c, rank) + own_block;
-}
-
-static void reduce(const collective_t *c) {
-    const host_task_t *task = &c->task;
-    const ncclRedOp_t op = task->op == ncclAvg || task->op == HOST_USER_OP ? ncclSum : task->op;
-    const int ranks = c->kernel.comm->ranks;
-    const size_t tile = TILE_BYTES / c->size;
-    for (size_t done = 0; done < c->now; done += tile) {
-        size_t count = c->now - done < tile ? c->now - done : tile;
-        unsigned char *result = (unsigned char *)task->recv + (c->at + done) * c->size;
-        memcpy(result, gift_of(c, 0) + done * c->size, count * c->size);
-        for (int rank = 1; rank < ranks; rank++)
-            host_reduce(result, gift_of(c, rank) + done * c->size, count, task->type, op);
-        if (task->divided)
-            host_divide(result, count, task->type, ranks);
-    }
-}
-
-static void place(const collective_t *c) {
-    const host_task_t *task = &c->task;
-    int first = c->shape->from_root ? task->root : 0;
-    int end = c->shape->from_root ? task->root + 1 : c->kernel.comm->ranks;
-    for (int rank = first; rank < end; rank++) {
-        size_t block = (size_t)(rank - first);
-        char *to = (char *)task->recv + (block * task->count + c->at) * c->size;
-        memcpy(to, gift_of(c, rank), c->now * c->size);
-    }
-}
-
 /* ---- arrive -------------------------------------------------------------------------------------- */
 
-static bool all_arrived(collective_t *c) {
+static host_line_t *line_of(const host_collective_t *c, int rank, uint32_t arrival) {
+    return &host_segment_area(c->kernel.clique->head, rank)->line[arrival % HOST_SLOTS];
+}
+
+static bool has_arrived(const host_collective_t *c, int rank, uint32_t arrival) {
+    uint32_t found = atomic_load_explicit(&line_of(c, rank, arrival)->arrival, memory_order_seq_cst);
+    return (int32_t)(found - arrival) >= 0;
+}
+
+bool host_collective_all_arrived(host_collective_t *c, uint32_t arrival) {
     const int ranks = c->kernel.comm->ranks;
-    while (c->seen < ranks &&
-           atomic_load_explicit(&line_of(c, c->seen)->arrival, memory_order_seq_cst) == c->arrival)
+    if (c->awaited != arrival) {
+        c->awaited = arrival;
+        c->seen = 0;
+    }
+    while (c->seen < ranks && has_arrived(c, c->seen, arrival))
         c->seen++;
     return c->seen == ranks;
 }
 
-/* Whoever comes last finds that all are there, and rings; all stores and loads of arrivals are in one order,
- * so that at least one rank does. The others need not ring. */
-static bool announce(collective_t *c) {
+/* Whoever comes last finds that all are there, and wakes who sleeps; all stores and loads of arrivals are in
+ * one order, so that at least one rank does. The others need not look. */
+void host_collective_arrive(host_collective_t *c) {
     ncclComm_t comm = c->kernel.comm;
     host_sketch_t sketch = host_sketch_of(&c->task);
     c->arrival = ++comm->arrival;
-    c->now = c->task.count - c->at < c->chunk ? c->task.count - c->at : c->chunk;
-    if (c->gives)
-        give(c);
-    host_line_t *line = line_of(c, comm->rank);
+    host_line_t *line = line_of(c, comm->rank, c->arrival);
     line->function = sketch.function;
     line->type = sketch.type;
     line->op = sketch.op;
     line->root = sketch.root;
     line->count = sketch.count;
     atomic_store_explicit(&line->arrival, c->arrival, memory_order_seq_cst);
-    c->seen = 0;
-    c->announced = true;
-    if (!all_arrived(c))
-        return false;
-    host_clique_ring(c->kernel.clique, comm->rank);
-    return true;
+    int rank = 0;
+    while (rank < comm->ranks && has_arrived(c, rank, c->arrival))
+        rank++;
+    if (rank == comm->ranks)
+        host_clique_call(c->kernel.clique, comm->rank);
 }
 
 static host_sketch_t sketch_at(const host_line_t *line) {
@@ -163,22 +99,110 @@ static host_sketch_t sketch_at(const host_line_t *line) {
                            .root = line->root};
 }
 
-/* Everybody compares everybody with rank 0, and so all find the same pair. */
-static bool is_mismatch(const collective_t *c) {
-    host_sketch_t first = sketch_at(line_of(c, 0));
-    for (int rank = 1; rank < c->kernel.comm->ranks; rank++) {
-        host_sketch_t other = sketch_at(line_of(c, rank));
-        if (host_sketch_same(first, other))
-            continue;
-        host_report_mismatch(c->kernel.comm, c->sequence, 0, first, rank, other);
-        return true;
+/* The rank, if any, whose operation is not that of rank 0: everybody finds the same pair. */
+static int find_other(const host_collective_t *c, uint32_t arrival) {
+    host_sketch_t first = sketch_at(line_of(c, 0, arrival));
+    for (int rank = 1; rank < c->kernel.comm->ranks; rank++)
+        if (!host_sketch_same(first, sketch_at(line_of(c, rank, arrival))))
+            return rank;
+    return 0;
+}
+
+/* In the strict mode ranks that disagree go no further. */
+static bool is_mismatch(host_collective_t *c, uint32_t arrival) {
+    if (host_config()->mode != HOST_STRICT)
+        return false;
+    int other = find_other(c, arrival);
+    if (other == 0)
+        return false;
+    host_report_mismatch(c->kernel.comm, c->sequence, 0, sketch_at(line_of(c, 0, arrival)), other,
+                         sketch_at(line_of(c, other, arrival)));
+    c->kernel.stuck = true;
+    return true;
+}
+
+/* ---- give ---------------------------------------------------------------------------------------- */
+
+static unsigned char *data_of(const host_collective_t *c, int rank, uint32_t arrival) {
+    return c->in_line ? line_of(c, rank, arrival)->data
+                      : host_segment_slot(c->kernel.clique->head, rank, arrival);
+}
+
+static size_t chunk_at(const host_collective_t *c, size_t at) {
+    return c->task.count - at < c->chunk ? c->task.count - at : c->chunk;
+}
+
+static void give(host_collective_t *c) {
+    const host_task_t *task = &c->task;
+    ncclComm_t comm = c->kernel.comm;
+    size_t count = chunk_at(c, c->given), bytes = count * c->size;
+    unsigned char *to = data_of(c, comm->rank, comm->arrival + 1);
+    for (size_t block = 0; c->gives && block < c->blocks; block++, to += bytes) {
+        const char *from = (const char *)task->send + (block * task->count + c->given) * c->size;
+        if (task->scaled)
+            host_premultiply(to, from, count, task->type,
+                             task->scalar != NULL ? task->scalar : &task->factor);
+        else if (!c->shape->spread || block != (size_t)comm->rank) /* what is for itself it takes there */
+            memcpy(to, from, bytes);
     }
-    return false;
+    if (c->given == 0)
+        c->first = comm->arrival + 1;
+    c->given += count;
+    host_collective_arrive(c);
+}
+
+/* ---- take ---------------------------------------------------------------------------------------- */
+
+/* Where the data begin that `rank` gave to this rank with the chunk that is taken now. */
+static const unsigned char *gift_of(const host_collective_t *c, int rank, uint32_t arrival) {
+    size_t own = c->shape->spread ? (size_t)c->kernel.comm->rank : 0;
+    if (rank == c->kernel.comm->rank && !c->task.scaled)
+        return (const unsigned char *)c->task.send + (own * c->task.count + c->taken) * c->size;
+    return data_of(c, rank, arrival) + own * chunk_at(c, c->taken) * c->size;
+}
+
+static bool is_large(const host_collective_t *c) {
+    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
+}
+
+static void reduce(const host_collective_t *c, uint32_t arrival) {
+    const host_task_t *task = &c->task;
+    const unsigned char *sources[HOST_MAX_RANKS];
+    unsigned char *result = (unsigned char *)task->recv + c->taken * c->size;
+    const int ranks = c->kernel.comm->ranks;
+    for (int rank = 0; rank < ranks; rank++)
+        sources[rank] = gift_of(c, rank, arrival);
+    host_fold_t fold = {.sources = sources,
+                        .results = &result,
+                        .source_count = ranks,
+                        .result_count = 1,
+                        .count = chunk_at(c, c->taken),
+                        .type = task->type,
+                        .op = host_collective_op(c),
+                        .divisor = task->divided ? ranks : 0,
+                        .past_caches = is_large(c) && task->send != task->recv};
+    host_fold(&fold);
+}
+
+static void place(const host_collective_t *c, uint32_t arrival) {
+    const host_task_t *task = &c->task;
+    size_t bytes = chunk_at(c, c->taken) * c->size;
+    int first = c->shape->from_root ? task->root : 0;
+    int end = c->shape->from_root ? task->root + 1 : c->kernel.comm->ranks;
+    for (int rank = first; rank < end; rank++) {
+        size_t block = (size_t)(rank - first);
+        unsigned char *to = (unsigned char *)task->recv + (block * task->count + c->taken) * c->size;
+        const unsigned char *from = gift_of(c, rank, arrival);
+        if (from != to && is_large(c))
+            host_copy_past(to, from, bytes);
+        else if (from != to)
+            memcpy(to, from, bytes);
+    }
 }
 
 /* ---- the machine --------------------------------------------------------------------------------- */
 
-static bool may_touch_all(const collective_t *c) {
+static bool may_touch_all(const host_collective_t *c) {
     const host_task_t *task = &c->task;
     size_t block = task->count * c->size;
     size_t taken = c->shape->reduces || c->shape->from_root ? 1 : (size_t)c->kernel.comm->ranks;
@@ -190,42 +214,103 @@ static bool may_touch_all(const collective_t *c) {
 /* In the strict mode a rank that waits long says in what, and looks whether another waits in something else.
  */
 static void linger(host_kernel_t *kernel) {
-    collective_t *c = (collective_t *)(void *)kernel;
-    if (c->at != 0 || host_config()->mode != HOST_STRICT)
+    host_collective_t *c = (host_collective_t *)(void *)kernel;
+    bool begins = c->phase == HOST_DECLARED || (c->phase == HOST_STAGED && c->taken == 0);
+    if (!begins || host_config()->mode != HOST_STRICT)
         return;
     host_sketch_t own = host_sketch_of(&c->task);
     host_intent_say(kernel->comm, HOST_INTENT_KERNEL, c->sequence, own);
     kernel->stuck = host_intent_differs(kernel->comm, c->sequence, own);
 }
 
-static host_progress_t advance(host_kernel_t *kernel) {
-    collective_t *c = (collective_t *)(void *)kernel;
-    if (!c->started) {
-        c->started = true;
-        if (!may_touch_all(c)) {
-            kernel->work.status = CUDA_ERROR_ILLEGAL_ADDRESS;
-            return HOST_DONE;
-        }
-    }
-    while (c->at < c->task.count) {
-        if (!(c->announced ? all_arrived(c) : announce(c)))
+static host_progress_t advance_staged(host_collective_t *c) {
+    while (c->taken < c->task.count) {
+        while (c->given < c->task.count && c->given <= c->taken + c->chunk)
+            give(c);
+        uint32_t arrival = c->first + (uint32_t)(c->taken / c->chunk);
+        if (host_comm_stopped(c->kernel.comm) || !host_collective_all_arrived(c, arrival) ||
+            (c->taken == 0 && is_mismatch(c, arrival)))
             return HOST_BLOCKED;
-        if (c->at == 0 && host_config()->mode == HOST_STRICT && is_mismatch(c)) {
-            kernel->stuck = true;
-            return HOST_BLOCKED;
-        }
         if (c->takes && c->shape->reduces)
-            reduce(c);
+            reduce(c, arrival);
         else if (c->takes)
-            place(c);
-        c->at += c->now;
-        c->announced = false;
+            place(c, arrival);
+        c->taken += chunk_at(c, c->taken);
+        c->kernel.work.moves++;
     }
     return HOST_DONE;
 }
 
+static host_phase_t set_out(host_collective_t *c) {
+    if (!c->large)
+        return HOST_STAGED;
+    host_direct_declare(c);
+    if (c->manifest.exposed)
+        host_collective_arrive(c);
+    else
+        give(c);
+    return HOST_DECLARED;
+}
+
+/* After an arrival: nobody goes on before all have come. */
+static host_phase_t go_on(host_collective_t *c) {
+    switch (c->phase) {
+    case HOST_DECLARED:
+        if (is_mismatch(c, c->arrival))
+            return HOST_DECLARED;
+        /* In the faithful mode ranks that disagree corrupt each other's data, but nobody's memory. */
+        return find_other(c, c->arrival) != 0 ? HOST_STAGED : host_direct_agree(c);
+    case HOST_MAPPED:
+        return host_direct_confirm(c);
+    default:
+        c->kernel.exposed = false;
+        return HOST_FINISHED;
+    }
+}
+
+static host_progress_t advance(host_kernel_t *kernel) {
+    host_collective_t *c = (host_collective_t *)(void *)kernel;
+    for (;;) {
+        switch (c->phase) {
+        case HOST_SETTING_OUT:
+            if (!may_touch_all(c)) {
+                kernel->work.status = CUDA_ERROR_ILLEGAL_ADDRESS;
+                return HOST_DONE;
+            }
+            c->phase = set_out(c);
+            break;
+        case HOST_STAGED:
+            return advance_staged(c);
+        case HOST_DIRECT:
+            if (host_direct_work(c) == HOST_BLOCKED)
+                return HOST_BLOCKED;
+            host_collective_arrive(c);
+            c->phase = HOST_WORKED;
+            break;
+        case HOST_FINISHED:
+            return HOST_DONE;
+        default:
+            if (!host_collective_all_arrived(c, c->arrival))
+                return HOST_BLOCKED;
+            c->phase = go_on(c);
+            if (kernel->stuck)
+                return HOST_BLOCKED;
+            kernel->work.moves++;
+        }
+    }
+}
+
+/* Where one rank gives or takes for all, the others wait for its first chunk. */
+static size_t chunk_bytes(const host_collective_t *c) {
+    return c->shape->rooted ? HOST_SLOT_BYTES / 4 : HOST_SLOT_BYTES;
+}
+
+static void drop(host_kernel_t *kernel) {
+    free(((host_collective_t *)(void *)kernel)->peers);
+}
+
 host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task) {
-    collective_t *c = calloc(1, sizeof *c);
+    host_collective_t *c = calloc(1, sizeof *c);
     if (c == NULL)
         return NULL;
     c->task = *task;
@@ -240,11 +325,13 @@ host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task) {
     if (c->in_line)
         c->chunk = task->count;
     else
-        c->chunk = HOST_SLOT_BYTES / (c->blocks * c->size) / 64 * 64; /* whole cache lines, and vectors */
+        c->chunk = chunk_bytes(c) / (c->blocks * c->size) / 64 * 64; /* whole cache lines, and vectors */
     c->kernel.advance = advance;
     c->kernel.linger = linger;
+    c->kernel.drop = drop;
     c->kernel.name = c->shape->name;
     bool widens = !c->shape->reduces && !c->shape->from_root;
     c->kernel.work.bytes = task->count * c->size * (widens ? (size_t)comm->ranks : c->blocks);
+    c->large = c->kernel.work.bytes > HOST_POLL_BYTES;
     return &c->kernel;
 }

@@ -230,6 +230,7 @@ bool host_comm_used(ncclComm_t comm) {
 }
 
 void host_comm_settle(ncclComm_t comm) {
+    host_visitors_turn_out(comm);
     for (;;) {
         uint32_t seen = host_bell_look(&comm->quiet);
         if (!host_comm_used(comm) && atomic_load(&comm->background) == 0)

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+enum { LOOK_EVERY = 32 };
+
 static void destroy(host_kernel_t *kernel) {
     if (kernel->drop != NULL)
         kernel->drop(kernel);
@@ -13,6 +15,8 @@ static void release(host_work_t *work) {
     host_kernel_t *kernel = (host_kernel_t *)(void *)work;
     if (kernel->on_device)
         host_device_leave(work->device, work);
+    if (kernel->exposed)
+        host_visitors_turn_out(kernel->comm);
     if (kernel->clique != NULL)
         host_clique_release(kernel->clique);
     if (!kernel->solo) {
@@ -84,7 +88,6 @@ static host_progress_t start(host_kernel_t *kernel, bool *failed) {
     ncclComm_t comm = kernel->comm;
     host_work_t *work = &kernel->work;
     work->bell = &comm->order->bell;
-    work->bell_seen = host_bell_look(work->bell);
     if (atomic_load_explicit(&comm->order->turn, memory_order_acquire) != kernel->ticket)
         return HOST_BLOCKED;
     if (!enter_device(kernel))
@@ -102,6 +105,8 @@ static bool is_delayed(host_kernel_t *kernel) {
 
 /* What a blocked kernel does now and then: it may wait for somebody who is gone. */
 static void look_around(host_kernel_t *kernel) {
+    if (kernel->work.tries < HOST_PATIENCE && ++kernel->looks % LOOK_EVERY != 0)
+        return; /* a look at the clock costs as much as the whole step */
     int64_t now = host_now_ns();
     if (now < kernel->next_look)
         return;
@@ -125,7 +130,6 @@ static host_progress_t run(host_kernel_t *kernel) {
             return HOST_DONE;
     }
     work->bell = &comm->area->bell;
-    work->bell_seen = host_bell_look(work->bell);
     if (is_delayed(kernel))
         return HOST_BLOCKED;
     if (!kernel->stuck && kernel->advance(kernel) == HOST_DONE)
@@ -165,7 +169,6 @@ static host_progress_t step_solo(host_work_t *work) {
     host_kernel_t *kernel = (host_kernel_t *)(void *)work;
     ncclComm_t comm = kernel->comm;
     work->bell = &comm->order->bell;
-    work->bell_seen = host_bell_look(work->bell);
     if (!kernel->started) {
         kernel->started = true;
         if (take_fault(kernel))

@@ -24,7 +24,7 @@ static size_t slots_offset(int ranks) {
 }
 
 static size_t channels_offset(int ranks) {
-    return slots_offset(ranks) + (size_t)ranks * 2 * HOST_SLOT_BYTES;
+    return slots_offset(ranks) + (size_t)ranks * HOST_SLOTS * HOST_SLOT_BYTES;
 }
 
 /* Pages come into being when they are touched, so that the rings of pairs that never talk cost nothing. */
@@ -46,7 +46,8 @@ host_area_t *host_segment_area(host_head_t *head, int rank) {
 }
 
 unsigned char *host_segment_slot(host_head_t *head, int rank, uint32_t arrival) {
-    return at(head, slots_offset(ranks_of(head)) + ((size_t)rank * 2 + (arrival & 1)) * HOST_SLOT_BYTES);
+    size_t slot = (size_t)rank * HOST_SLOTS + arrival % HOST_SLOTS;
+    return at(head, slots_offset(ranks_of(head)) + slot * HOST_SLOT_BYTES);
 }
 
 host_channel_t *host_segment_channel(host_head_t *head, int from, int to) {

@@ -1,153 +1,71 @@
-/* NCCL's arithmetic: integers, binary32 and binary64, the table of all kernels, and its readers. */
+/* NCCL's arithmetic: which kernels, single steps, and whole reductions. */
 #include "reduce.h"
 
 #include <assert.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
-/* ---- integers ---------------------------------------------------------------------------------------- */
+/* ---- the table that suits this processor ------------------------------------------------------------- */
 
-/* Sum and product wrap modulo 2^bits. They are the same for signed and unsigned numbers, and are computed
- * unsigned, where wrapping is defined. */
-#define WRAPPING(name, type, wide)                                                                           \
-    static inline type sum_##name(type a, type b) {                                                          \
-        return (type)((wide)a + b);                                                                          \
-    }                                                                                                        \
-    static inline type prod_##name(type a, type b) {                                                         \
-        return (type)((wide)a * b);                                                                          \
-    }
-WRAPPING(u8, uint8_t, uint32_t)
-WRAPPING(u32, uint32_t, uint32_t)
-WRAPPING(u64, uint64_t, uint64_t)
+static const host_arithmetic_t *best_table(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return host_arithmetic_avx512;
+    if (__builtin_cpu_supports("avx2"))
+        return host_arithmetic_avx2;
+#endif
+    return host_arithmetic_portable;
+}
 
-/* Order and quotient do depend on the sign. C's division truncates towards zero, as NCCL's does; it is done
- * in a type that holds the divisor as well. */
-#define ORDERED(name, type, wide)                                                                            \
-    static inline type max_##name(type a, type b) {                                                          \
-        return a > b ? a : b;                                                                                \
-    }                                                                                                        \
-    static inline type min_##name(type a, type b) {                                                          \
-        return a < b ? a : b;                                                                                \
-    }                                                                                                        \
-    static void divide_##name(void *values, size_t count, int divisor) {                                     \
-        host_##name##_t *into = values;                                                                      \
-        for (size_t i = 0; i < count; i++) {                                                                 \
-            into[i] = (type)(into[i] / (wide)divisor);                                                       \
-        }                                                                                                    \
-    }
-ORDERED(i8, int8_t, int32_t)
-ORDERED(u8, uint8_t, uint32_t)
-ORDERED(i32, int32_t, int32_t)
-ORDERED(u32, uint32_t, uint32_t)
-ORDERED(i64, int64_t, int64_t)
-ORDERED(u64, uint64_t, uint64_t)
-
-HOST_COMBINE(sum_u8, host_u8_t)
-HOST_COMBINE(prod_u8, host_u8_t)
-HOST_SCALE(prod_u8, host_u8_t)
-HOST_COMBINE(sum_u32, host_u32_t)
-HOST_COMBINE(prod_u32, host_u32_t)
-HOST_SCALE(prod_u32, host_u32_t)
-HOST_COMBINE(sum_u64, host_u64_t)
-HOST_COMBINE(prod_u64, host_u64_t)
-HOST_SCALE(prod_u64, host_u64_t)
-HOST_COMBINE(max_i8, host_i8_t)
-HOST_COMBINE(min_i8, host_i8_t)
-HOST_COMBINE(max_u8, host_u8_t)
-HOST_COMBINE(min_u8, host_u8_t)
-HOST_COMBINE(max_i32, host_i32_t)
-HOST_COMBINE(min_i32, host_i32_t)
-HOST_COMBINE(max_u32, host_u32_t)
-HOST_COMBINE(min_u32, host_u32_t)
-HOST_COMBINE(max_i64, host_i64_t)
-HOST_COMBINE(min_i64, host_i64_t)
-HOST_COMBINE(max_u64, host_u64_t)
-HOST_COMBINE(min_u64, host_u64_t)
-
-/* ---- binary32 and binary64 --------------------------------------------------------------------------- */
-
-/* Which NaN a sum or product of NaNs gives is the processor's choice. */
-#define PLAIN(name, type)                                                                                    \
-    static inline type sum_##name(type a, type b) {                                                          \
-        return a + b;                                                                                        \
-    }                                                                                                        \
-    static inline type prod_##name(type a, type b) {                                                         \
-        return a * b;                                                                                        \
-    }
-PLAIN(f32, float)
-PLAIN(f64, double)
-HOST_FLOAT_ORDER(f32, uint32_t, int32_t, 0x7f800000u, 0x7fffffffu)
-HOST_FLOAT_ORDER(f64, uint64_t, int64_t, UINT64_C(0x7ff0000000000000), UINT64_C(0x7fffffffffffffff))
-
-HOST_COMBINE(sum_f32, host_f32_t)
-HOST_COMBINE(prod_f32, host_f32_t)
-HOST_SCALE(prod_f32, host_f32_t)
-HOST_COMBINE(max_f32, host_u32_t)
-HOST_COMBINE(min_f32, host_u32_t)
-HOST_COMBINE(sum_f64, host_f64_t)
-HOST_COMBINE(prod_f64, host_f64_t)
-HOST_SCALE(prod_f64, host_f64_t)
-HOST_COMBINE(max_f64, host_u64_t)
-HOST_COMBINE(min_f64, host_u64_t)
-
-/* ---- the table --------------------------------------------------------------------------------------- */
-
-#define INTEGER(name, wrapping)                                                                              \
-    static const host_arithmetic_t arithmetic_##name = {                                                     \
-        .size = sizeof(host_##name##_t),                                                                     \
-        .combine = {sum_##wrapping##_combine, prod_##wrapping##_combine, max_##name##_combine,               \
-                    min_##name##_combine},                                                                   \
-        .scale = prod_##wrapping##_scale,                                                                    \
-        .divide = divide_##name,                                                                             \
-    };
-INTEGER(i8, u8)
-INTEGER(u8, u8)
-INTEGER(i32, u32)
-INTEGER(u32, u32)
-INTEGER(i64, u64)
-INTEGER(u64, u64)
-
-static const host_arithmetic_t arithmetic_f32 = {
-    .size = sizeof(float),
-    .combine = {sum_f32_combine, prod_f32_combine, max_f32_combine, min_f32_combine},
-    .scale = prod_f32_scale,
-};
-static const host_arithmetic_t arithmetic_f64 = {
-    .size = sizeof(double),
-    .combine = {sum_f64_combine, prod_f64_combine, max_f64_combine, min_f64_combine},
-    .scale = prod_f64_scale,
-};
-
-/* The one place where a type and an operation meet their kernel. Kernels for a particular processor make
- * another table of this shape, to be chosen in arithmetic_of. */
-static const host_arithmetic_t *const portable[ncclNumTypes] = {
-    [ncclInt8] = &arithmetic_i8,
-    [ncclUint8] = &arithmetic_u8,
-    [ncclInt32] = &arithmetic_i32,
-    [ncclUint32] = &arithmetic_u32,
-    [ncclInt64] = &arithmetic_i64,
-    [ncclUint64] = &arithmetic_u64,
-    [ncclFloat16] = &host_arithmetic_f16,
-    [ncclFloat32] = &arithmetic_f32,
-    [ncclFloat64] = &arithmetic_f64,
-    [ncclBfloat16] = &host_arithmetic_bf16,
-    [ncclFloat8e4m3] = &host_arithmetic_e4m3,
-    [ncclFloat8e5m2] = &host_arithmetic_e5m2,
-};
+static _Atomic(const host_arithmetic_t *) chosen_table;
 
 /* Types and operations come from a collective that has checked them. */
 static const host_arithmetic_t *arithmetic_of(ncclDataType_t type) {
     assert((unsigned)type < ncclNumTypes);
-    return portable[type];
+    const host_arithmetic_t *table = atomic_load_explicit(&chosen_table, memory_order_relaxed);
+    if (table == NULL) {
+        table = best_table();
+        atomic_store_explicit(&chosen_table, table, memory_order_relaxed);
+    }
+    return &table[type];
 }
+
+bool host_reduce_choose(const char *name) {
+    const host_arithmetic_t *table = NULL, *best = best_table();
+    if (strcmp(name, "portable") == 0)
+        table = host_arithmetic_portable;
+#if defined(__x86_64__)
+    if (strcmp(name, "avx2") == 0 && best != host_arithmetic_portable)
+        table = host_arithmetic_avx2;
+    if (strcmp(name, "avx512") == 0 && best == host_arithmetic_avx512)
+        table = host_arithmetic_avx512;
+#endif
+    if (strcmp(name, "best") == 0)
+        table = best;
+    if (table != NULL)
+        atomic_store_explicit(&chosen_table, table, memory_order_relaxed);
+    return table != NULL;
+}
+
+/* ---- one step ---------------------------------------------------------------------------------------- */
 
 /* Also asked before anything is checked: 0 for what is no type. */
 size_t host_type_size(ncclDataType_t type) {
-    return (unsigned)type < ncclNumTypes ? arithmetic_of(type)->size : 0;
+    static const uint8_t sizes[ncclNumTypes] = {
+        [ncclInt8] = 1,    [ncclUint8] = 1,    [ncclInt32] = 4,      [ncclUint32] = 4,
+        [ncclInt64] = 8,   [ncclUint64] = 8,   [ncclFloat16] = 2,    [ncclFloat32] = 4,
+        [ncclFloat64] = 8, [ncclBfloat16] = 2, [ncclFloat8e4m3] = 1, [ncclFloat8e5m2] = 1,
+    };
+    return (unsigned)type < ncclNumTypes ? sizes[type] : 0;
 }
 
-void host_reduce(void *accumulator, const void *value, size_t count, ncclDataType_t type, ncclRedOp_t op) {
+void host_reduce(void *result, const void *a, const void *b, size_t count, ncclDataType_t type,
+                 ncclRedOp_t op) {
     assert((unsigned)op <= ncclMin);
-    arithmetic_of(type)->combine[op](accumulator, value, count);
+    arithmetic_of(type)->combine[op](result, a, b, count);
 }
 
 void host_premultiply(void *values, const void *source, size_t count, ncclDataType_t type,
@@ -195,4 +113,70 @@ void host_average_factor(void *scalar, ncclDataType_t type, int ranks) {
         return;
     }
     memcpy(scalar, &factor, host_type_size(type));
+}
+
+/* ---- whole reductions -------------------------------------------------------------------------------- */
+
+enum { TILE_BYTES = 8 * 1024, LINE_BYTES = 64 }; /* a tile and its sources stay in the first cache */
+
+/* Past the caches: a line that is written whole need not be read first, and pushes nothing out. */
+void host_copy_past(void *to, const void *from, size_t bytes) {
+#if defined(__SSE2__)
+    char *out = to;
+    const char *in = from;
+    size_t head = (size_t)(-(uintptr_t)out % LINE_BYTES);
+    if (head > bytes)
+        head = bytes;
+    memcpy(out, in, head);
+    size_t at = head;
+    for (; at + LINE_BYTES <= bytes; at += LINE_BYTES)
+        for (size_t part = at; part < at + LINE_BYTES; part += sizeof(__m128i))
+            _mm_stream_si128((__m128i *)(void *)(out + part),
+                             _mm_loadu_si128((const __m128i *)(const void *)(in + part)));
+    memcpy(out + at, in + at, bytes - at);
+    _mm_sfence(); /* such stores are ordered by nothing else */
+#else
+    memcpy(to, from, bytes);
+#endif
+}
+
+/* A tile at `at`: combine all sources in the order of the ranks, and leave the result in `last`. */
+static void fold_tile(const host_fold_t *fold, size_t at, size_t count, void *tile, void *last) {
+    _Alignas(LINE_BYTES) unsigned char scaled[TILE_BYTES];
+    const size_t size = host_type_size(fold->type);
+    const unsigned char *left = fold->sources[0] + at * size;
+    if (fold->factors != NULL) {
+        host_premultiply(tile, left, count, fold->type, &fold->factors[0]);
+        left = tile;
+    }
+    for (int i = 1; i < fold->source_count; i++) {
+        const unsigned char *right = fold->sources[i] + at * size;
+        if (fold->factors != NULL) {
+            host_premultiply(scaled, right, count, fold->type, &fold->factors[i]);
+            right = scaled;
+        }
+        void *result = i == fold->source_count - 1 ? last : tile;
+        host_reduce(result, left, right, count, fold->type, fold->op);
+        left = result;
+    }
+    if (fold->divisor != 0)
+        host_divide(last, count, fold->type, fold->divisor);
+}
+
+void host_fold(const host_fold_t *fold) {
+    _Alignas(LINE_BYTES) unsigned char tile[TILE_BYTES];
+    const size_t size = host_type_size(fold->type), step = TILE_BYTES / size;
+    for (size_t at = 0; at < fold->count; at += step) {
+        size_t count = fold->count - at < step ? fold->count - at : step;
+        /* A result may lie where a source does, so nothing but the last step may write there. */
+        void *last = fold->past_caches ? tile : fold->results[0] + at * size;
+        fold_tile(fold, at, count, tile, last);
+        for (int i = 0; i < fold->result_count; i++) {
+            unsigned char *result = fold->results[i] + at * size;
+            if (fold->past_caches)
+                host_copy_past(result, tile, count * size);
+            else if (result != last)
+                memcpy(result, last, count * size);
+        }
+    }
 }

@@ -1,9 +1,13 @@
-/* Inside the arithmetic room: number formats, and the table that names a kernel for each type and operation.
+/* Inside the arithmetic room: number formats, and what a table of kernels looks like.
+ *
+ *   reduce.c           which table; readers of it; whole reductions, tile by tile
+ *   reduce_kernels.h   all kernels, compiled once for each set of instructions:
+ *   reduce_portable.c reduce_avx2.c reduce_avx512.c
  *
  * A kernel is a plain loop over one step that has no branches, so that the compiler turns it into vector
- * code for whatever it is told to build for. Nothing here depends on the order of evaluation, on the
- * floating-point environment beyond its default rounding, or on fused multiply-add: where a product is
- * followed by a sum, the product is exact.
+ * code. Nothing here depends on the order of evaluation, on the floating-point environment beyond its default
+ * rounding, or on fused multiply-add (where a product is followed by a sum, the product is exact), so that
+ * all tables give the same bits.
  */
 #ifndef PYNCCL_HOST_REDUCE_H
 #define PYNCCL_HOST_REDUCE_H
@@ -35,66 +39,23 @@ typedef double HOST_ELEMENT host_f64_t;
 
 /* ---- the table --------------------------------------------------------------------------------------- */
 
-typedef void (*host_combine_t)(void *accumulator, const void *value, size_t count);
+/* The result may be one of the inputs. */
+typedef void (*host_combine_t)(void *result, const void *a, const void *b, size_t count);
 typedef void (*host_scale_t)(void *values, const void *source, size_t count, const void *scalar);
 typedef void (*host_divide_t)(void *values, size_t count, int divisor);
 
 /* What can be done with the elements of one type. */
 typedef struct {
-    size_t size;               /* bytes an element */
     host_combine_t combine[4]; /* by ncclSum, ncclProd, ncclMax, ncclMin: the codes 0 to 3 */
     host_scale_t scale;
     host_divide_t divide; /* NULL for floating types, whose average multiplies beforehand */
 } host_arithmetic_t;
 
-extern const host_arithmetic_t host_arithmetic_f16, host_arithmetic_bf16, host_arithmetic_e4m3,
-    host_arithmetic_e5m2; /* reduce_float.c */
-
-/* ---- kernels ----------------------------------------------------------------------------------------- */
-
-/* Define step##_combine, the kernel of a step(a, b). */
-#define HOST_COMBINE(step, type)                                                                             \
-    static void step##_combine(void *accumulator, const void *value, size_t count) {                         \
-        type *into = accumulator;                                                                            \
-        const type *from = value;                                                                            \
-        HOST_ELEMENTWISE for (size_t i = 0; i < count; i++) {                                                \
-            into[i] = step(into[i], from[i]);                                                                \
-        }                                                                                                    \
-    }
-
-/* Define step##_scale, where the second operand is the same for all elements. */
-#define HOST_SCALE(step, type)                                                                               \
-    static void step##_scale(void *values, const void *source, size_t count, const void *scalar) {           \
-        type *into = values;                                                                                 \
-        const type *from = source;                                                                           \
-        const type factor = *(const type *)scalar;                                                           \
-        HOST_ELEMENTWISE for (size_t i = 0; i < count; i++) {                                                \
-            into[i] = step(from[i], factor);                                                                 \
-        }                                                                                                    \
-    }
-
-/* Smaller and larger of two floating numbers, on their bits: a NaN loses to a number, two NaNs give the
- * canonical one, and -0 is below +0, as the GPU's min and max have it. Flipping all but the sign of the
- * negative numbers makes their bits ascend as integers. `top` is the largest magnitude that is not a NaN. */
-#define HOST_FLOAT_ORDER(name, bits_t, order_t, top, nan)                                                    \
-    static inline order_t order_##name(bits_t a) {                                                           \
-        const bits_t flip = (bits_t)((order_t)a >> (8 * sizeof(order_t) - 1));                               \
-        return (order_t)(a ^ (bits_t)(flip >> 1));                                                           \
-    }                                                                                                        \
-    static inline bits_t number_##name(bits_t a, bits_t b, bits_t chosen) {                                  \
-        const bits_t magnitude = (bits_t) - 1 >> 1;                                                          \
-        const bool a_is_nan = (bits_t)(a & magnitude) > top;                                                 \
-        const bool b_is_nan = (bits_t)(b & magnitude) > top;                                                 \
-        chosen = a_is_nan ? b : chosen;                                                                      \
-        chosen = b_is_nan ? a : chosen;                                                                      \
-        return a_is_nan & b_is_nan ? nan : chosen;                                                           \
-    }                                                                                                        \
-    static inline bits_t min_##name(bits_t a, bits_t b) {                                                    \
-        return number_##name(a, b, order_##name(a) < order_##name(b) ? a : b);                               \
-    }                                                                                                        \
-    static inline bits_t max_##name(bits_t a, bits_t b) {                                                    \
-        return number_##name(a, b, order_##name(a) > order_##name(b) ? a : b);                               \
-    }
+extern const host_arithmetic_t host_arithmetic_portable[ncclNumTypes];
+#if defined(__x86_64__)
+extern const host_arithmetic_t host_arithmetic_avx2[ncclNumTypes];
+extern const host_arithmetic_t host_arithmetic_avx512[ncclNumTypes];
+#endif
 
 /* ---- number formats ---------------------------------------------------------------------------------- */
 

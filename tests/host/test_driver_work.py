@@ -44,11 +44,13 @@ class WorkItem(ctypes.Structure):
         ("bytes", ctypes.c_size_t),
         ("device", ctypes.c_int),
         ("bell", ctypes.POINTER(Bell)),
-        ("bell_seen", ctypes.c_uint32),
         ("status", ctypes.c_int),
+        ("moves", ctypes.c_uint32),
         ("unrung", ctypes.c_bool),
         ("started", ctypes.c_bool),
         ("counted", ctypes.c_bool),
+        ("moves_seen", ctypes.c_uint32),
+        ("tries", ctypes.c_uint32),
     )
 
 
@@ -77,7 +79,6 @@ class Item:
         if self.turn and not library.host_device_enter(work[0].device, work):
             return BLOCKED
         work[0].bell = ctypes.pointer(self.bell)
-        work[0].bell_seen = self.bell.rung
         if not self.go:
             return BLOCKED
         work[0].status = self.status

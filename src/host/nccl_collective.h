@@ -1,0 +1,62 @@
+/* One collective under way: what nccl_collective.c and nccl_direct.c share. */
+#ifndef PYNCCL_HOST_NCCL_COLLECTIVE_H
+#define PYNCCL_HOST_NCCL_COLLECTIVE_H
+
+#include "nccl.h"
+
+/* From this result size on, stores go past the caches. */
+#define HOST_PAST_CACHES_BYTES (4 * 1024 * 1024)
+
+typedef enum {
+    HOST_SETTING_OUT,
+    HOST_STAGED,   /* chunk by chunk through shared memory */
+    HOST_DECLARED, /* it has said where its buffers are, and waits for what the others say */
+    HOST_MAPPED,   /* it has reached them all, or not, and waits for the others */
+    HOST_DIRECT,   /* it works on them */
+    HOST_WORKED,   /* it waits until all have worked */
+    HOST_FINISHED,
+} host_phase_t;
+
+/* Buffers of all ranks, as this process sees them. */
+typedef struct {
+    unsigned char *send[HOST_MAX_RANKS], *recv[HOST_MAX_RANKS];
+    uint64_t factor[HOST_MAX_RANKS];
+} host_peers_t;
+
+typedef struct {
+    host_kernel_t kernel;
+    host_task_t task;
+    const host_shape_t *shape;
+    uint64_t sequence;
+    size_t size;   /* of an element */
+    size_t blocks; /* what a giver gives: one block, or one for each rank */
+    host_phase_t phase;
+    uint32_t arrival; /* the last that this rank has published */
+    uint32_t awaited; /* the one that it waits for, */
+    int seen;         /* and how many of the first ranks have published it */
+    bool in_line, large, gives, takes;
+    /* staged */
+    size_t chunk;        /* elements of a block that are published at once */
+    size_t given, taken; /* elements of a block */
+    uint32_t first;      /* arrival of the first chunk */
+    /* direct */
+    host_manifest_t manifest;
+    host_peers_t *peers;
+    size_t at; /* elements of its work that are done */
+} host_collective_t;
+
+/* Say with a new arrival what was written before. */
+void host_collective_arrive(host_collective_t *c);
+bool host_collective_all_arrived(host_collective_t *c, uint32_t arrival);
+/* Averages are sums of what was scaled before, or is divided later. */
+static inline ncclRedOp_t host_collective_op(const host_collective_t *c) {
+    return c->task.op == ncclAvg || c->task.op == HOST_USER_OP ? ncclSum : c->task.op;
+}
+
+/* nccl_direct.c */
+void host_direct_declare(host_collective_t *c);         /* before the first arrival */
+host_phase_t host_direct_agree(host_collective_t *c);   /* after it: how to go on */
+host_phase_t host_direct_confirm(host_collective_t *c); /* after the second */
+host_progress_t host_direct_work(host_collective_t *c);
+
+#endif
