@@ -1,7 +1,7 @@
 """One rank of `bench --peers`: the host engine's C API, mpi4py, or torch.distributed's gloo.
 
 Run as ``python peers_child.py CONTENDER ...`` by any interpreter that has NumPy; it prints one
-line of JSON, microseconds by case. pynccl is not imported: the rivals' interpreters may lack it.
+line of JSON, microseconds by case. pynccl is not imported; the rivals may lack it.
 Each contender is called from the same loop: mpi4py's buffer calls, torch's all_reduce, and for
 the host engine two ctypes calls, the collective and the stream's synchronisation.
 """

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-enum { LOOK_EVERY = 32 };
+enum { LOOK_EVERY = 8 };
 
 static void destroy(host_kernel_t *kernel) {
     if (kernel->drop != NULL)
