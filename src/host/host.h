@@ -341,6 +341,9 @@ extern _Atomic int64_t host_live_streams, host_live_events, host_live_communicat
     host_live_threads, host_live_allocations, host_live_work_items, host_live_groups_open;
 /* work_items is what the streams' queues hold; host_live_work_items adds items that are in no queue yet. */
 PN_EXPORT void pn_host_live(host_live_t *live);
+/* Bytes that collectives of this process have given through shared slots, that is, not in a line with their
+ * arrival, and not by letting others read the buffer itself. */
+PN_EXPORT uint64_t pn_host_staged(void);
 
 /* How many misuses were reported since the last call; the first of them in words, one a line. */
 PN_EXPORT int64_t pn_host_misuse_take(char *text, size_t bytes);

@@ -132,6 +132,12 @@ static size_t chunk_at(const host_collective_t *c, size_t at) {
     return c->task.count - at < c->chunk ? c->task.count - at : c->chunk;
 }
 
+static _Atomic uint64_t staged;
+
+uint64_t pn_host_staged(void) {
+    return atomic_load_explicit(&staged, memory_order_relaxed);
+}
+
 static void give(host_collective_t *c) {
     const host_task_t *task = &c->task;
     ncclComm_t comm = c->kernel.comm;
@@ -145,6 +151,8 @@ static void give(host_collective_t *c) {
         else if (!c->shape->spread || block != (size_t)comm->rank) /* what is for itself it takes there */
             memcpy(to, from, bytes);
     }
+    if (c->gives && !c->in_line)
+        atomic_fetch_add_explicit(&staged, c->blocks * bytes, memory_order_relaxed);
     if (c->given == 0)
         c->first = comm->arrival + 1;
     c->given += count;
