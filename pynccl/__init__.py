@@ -5,6 +5,8 @@
     connect, Communicator, create_all, unique_id    a communicator
     Work, wait, group                               operations on it
     Stream, Event                                   where they run
+    empty, Array, Registration, Window              memory of NCCL's own
+    pre_mul_sum                                     reduction operators
     library_info, diagnostics                       what is loaded, what is alive
     errors                                          what can go wrong
 
@@ -20,7 +22,13 @@ from pynccl._group import group as group
 from pynccl._group import wait as wait
 from pynccl._info import diagnostics as diagnostics
 from pynccl._info import library_info as library_info
+from pynccl._memory import empty as empty
+from pynccl._native.memory import Array as Array
+from pynccl._native.operators import PreMulSum as PreMulSum
+from pynccl._native.operators import pre_mul_sum as pre_mul_sum
 from pynccl._native.work import Work as Work
+from pynccl._registration import Registration as Registration
+from pynccl._registration import Window as Window
 from pynccl._stream import Event as Event
 from pynccl._stream import Stream as Stream
 from pynccl.errors import AbortedError as AbortedError
@@ -42,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
+    "Array",
     "BootstrapError",
     "Communicator",
     "ConfigError",
@@ -54,17 +63,22 @@ __all__ = [
     "NcclError",
     "NotSupportedError",
     "PeerLostError",
+    "PreMulSum",
+    "Registration",
     "RemoteError",
     "Stream",
     "SystemCallError",
     "UsageError",
+    "Window",
     "Work",
     "connect",
     "create_all",
     "diagnostics",
+    "empty",
     "errors",
     "group",
     "library_info",
+    "pre_mul_sum",
     "unique_id",
     "wait",
 ]

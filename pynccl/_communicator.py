@@ -10,6 +10,7 @@ from typing import Any
 
 from pynccl import _engines
 from pynccl._native.lifecycle import Lifecycle, abort_all, check_config, split_member
+from pynccl._registration import Registration, Window
 from pynccl.errors import ConfigError, NcclError, UsageError
 
 #: Seconds that an abort waits for threads inside a native call before it gives their handles
@@ -123,6 +124,43 @@ class Communicator(Lifecycle):
         child.timeout = self.timeout
         child.spin_us = 0.0 if child.shares_process else SPIN_US
         return child
+
+    def register(self, buffer: Any, *, timeout: float | None = 60.0) -> Registration:
+        """Show NCCL a buffer, so that it can be used without a copy (``ncclCommRegister``).
+
+        ``async with comm.register(x):``, or ``await`` it and ``close()`` it later. Local, and
+        possible while operations run; useful where every rank registers its buffers. Memory of
+        ``pynccl.empty`` is registered as a whole, once for all its slices and views.
+
+        Args:
+            buffer: an array on this communicator's device.
+            timeout: seconds to wait for the calls before it.
+
+        Raises:
+            InvalidBufferError: no array that can be registered. NotSupportedError: NCCL is
+            older than 2.19.
+        """
+        return Registration(self, buffer, timeout)
+
+    def register_window(
+        self, buffer: Any, *, strict_ordering: bool = False, timeout: float | None = 60.0
+    ) -> Window:
+        """Make a window of symmetric memory (``ncclCommWindowRegister``); all ranks call it.
+
+        Every rank passes the same part of an allocation of the same size, made by
+        ``pynccl.empty``; one that passes memory which it has a window of already gets the same
+        window, so all of them must.
+
+        Args:
+            buffer: an array on this communicator's device.
+            strict_ordering: NCCL_WIN_STRICT_ORDERING.
+            timeout: seconds for all ranks to come.
+
+        Raises:
+            InvalidBufferError: the memory cannot be a window. NotSupportedError: when it is
+            awaited: the system has no symmetric memory; at the call: NCCL is older than 2.27.
+        """
+        return Window(self, buffer, timeout, strict=strict_ordering)
 
     async def close(self, timeout: float | None = 30.0) -> None:
         """End the communicator with its peers (``ncclCommFinalize``, ``ncclCommDestroy``).

@@ -63,6 +63,7 @@ _SETTINGS = {
     "seed": ("PYNCCL_HOST_SEED", "1"),
     "faults": ("PYNCCL_HOST_FAULTS", ""),
     "multi_rank": ("NCCL_MULTI_RANK_GPU_ENABLE", "0"),
+    "windows": ("NCCL_WIN_ENABLE", "1"),
     "runtime_connect": ("NCCL_RUNTIME_CONNECT", "1"),
     "launch_blocking": ("CUDA_LAUNCH_BLOCKING", "0"),
 }

@@ -32,10 +32,28 @@ cdef extern from "abi/nccl_abi.h" nogil:
         int rmaEagerInit
         int hostCftMode
         int nvlsHostMode
+    ctypedef struct ncclCollConfig_t:
+        size_t size
+        unsigned int magic
+        unsigned int version
+        int minCTAs
+        int maxCTAs
+        int nvlsCTAs
+        int cgaClusterSize
+        const char *algSelection
+        int forceAlgSelection
+        int CTAPolicy
+        uint64_t userProfilerTag
+    ctypedef struct ncclWaitSignalDesc_t:
+        int opCnt
+        int peer
+        int sigIdx
+        int ctx
     int NCCL_API_MAGIC
     int NCCL_ABI_VERSION
     int NCCL_CONFIG_UNDEF_INT
     int NCCL_SPLIT_NOCOLOR
+    int NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_STRICT_ORDERING
 
 cdef extern from "abi/cuda_abi.h" nogil:
     ctypedef int CUresult
@@ -94,6 +112,9 @@ cdef extern from "abi/dlpack_abi.h" nogil:
         int (*managed_tensor_from_py_object_no_sync)(
             void *py_object, DLManagedTensorVersioned **out
         ) except? -1
+        int (*managed_tensor_to_py_object_no_sync)(
+            DLManagedTensorVersioned *tensor, void **out_py_object
+        ) except? -1
         int (*dltensor_from_py_object_no_sync)(void *py_object, DLTensor *out) except? -1
         int (*current_work_stream)(
             DLDeviceType device_type, int32_t device_id, void **out
@@ -108,6 +129,7 @@ cdef extern from "abi/dlpack_abi.h" nogil:
 
 cdef extern from "bind/bind.h" nogil:
     ctypedef void *ncclComm_t
+    ctypedef void *ncclWindow_t
     ctypedef struct pn_nccl_t:
         ncclResult_t (*ncclGetUniqueId)(ncclUniqueId *uniqueId) noexcept nogil
         const char *(*ncclGetErrorString)(ncclResult_t result) noexcept nogil
@@ -151,8 +173,9 @@ cdef extern from "bind/bind.h" nogil:
 
     ctypedef enum pn_kind_t:
         PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER,
-        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT,
-        PN_CLOSE, PN_ABORT, PN_EVENT, PN_KINDS
+        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_PUT, PN_SIGNAL,
+        PN_WAIT_SIGNAL, PN_INIT, PN_SPLIT,
+        PN_CLOSE, PN_REGISTER, PN_DEREGISTER, PN_ABORT, PN_EVENT, PN_KINDS
     ctypedef enum pn_source_t:
         PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM,
         PN_FROM_CLOSED, PN_FROM_MISSING
@@ -208,6 +231,7 @@ cdef extern from "bind/bind.h" nogil:
         int64_t deadline_ns
         bint has_stream
         bint may_wait
+        const ncclCollConfig_t *config
         CUevent timed[2]
         uint64_t seq
         int64_t issued_ns
@@ -216,6 +240,16 @@ cdef extern from "bind/bind.h" nogil:
         char *detail
         pn_op_t *next_done
         void *argument
+    ctypedef struct pn_one_sided_t:
+        ncclWindow_t window
+        size_t offset
+        int signal
+        int context
+        int awaited
+        ncclWaitSignalDesc_t descriptors[0]
+    ctypedef struct pn_link_t:
+        pass
+    void pn_link_init(pn_link_t *link)
     ctypedef struct pn_control_t:
         ncclUniqueId id
         int color
@@ -280,6 +314,46 @@ cdef extern from "bind/bind.h" nogil:
 
     ctypedef struct pn_live_t:
         long operations, communicators, streams, events, gates, lanes, helpers, mailboxes
+        long memory, registrations, operators
         long abandoned_communicators, stuck_threads
     void pn_live_read(pn_live_t *live)
     void pn_live_watch_fork()
+
+cdef extern from "bind/memory.h" nogil:
+    int PN_DLPACK_MAJOR, PN_DLPACK_MINOR
+    ctypedef struct pn_memory_t:
+        void *base
+        size_t bytes
+        bint plain
+    pn_memory_t *pn_memory_new(
+        pn_device_t *device, size_t bytes, bint plain, pn_outcome_t *why
+    )
+    pn_memory_t *pn_memory_of_tensor(pn_device_t *device, DLManagedTensorVersioned *tensor)
+    pn_memory_t *pn_memory_hold(pn_memory_t *memory)
+    void pn_memory_drop(pn_memory_t *memory)
+    void pn_memory_stop()
+    bint pn_memory_find(
+        const pn_device_t *device, const void *address, void **base, size_t *bytes
+    )
+    DLManagedTensorVersioned *pn_memory_view(
+        pn_memory_t *memory, const DLTensor *like, uint64_t flags
+    )
+    DLManagedTensor *pn_memory_view_unversioned(pn_memory_t *memory, const DLTensor *like)
+    void pn_memory_serve(pn_engine_t *engine, bint on_gpu)
+    void pn_memory_set_allocator(DLPackExchangeAPI *table)
+    int pn_memory_pending(pn_memory_t *memory, pn_op_t **found, int room)
+    ctypedef struct pn_registration_t:
+        pn_link_t in_comm
+        pn_op_t *lease
+        void *base
+        size_t bytes
+        int flags
+        bint is_window
+        void *handle
+        ncclWindow_t window
+    ctypedef struct pn_operator_t:
+        int32_t code
+    pn_operator_t *pn_operator_new(
+        pn_comm_t *comm, int32_t type, const void *scalar, bint on_device
+    )
+    void pn_operator_end(pn_operator_t *op)

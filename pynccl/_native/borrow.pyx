@@ -45,10 +45,12 @@ from pynccl._native.exchange cimport (
     order_t,
 )
 from pynccl._native.handles cimport CommHandle
+from pynccl._native.memory cimport Array
 from pynccl._native.view cimport (
     ADDED,
     KIND_OPAQUE,
     code_of,
+    from_tensor,
     kind_of_format,
     strided,
     view_t,
@@ -258,6 +260,20 @@ cdef int at_home(view_t *view, CommHandle comm, str name) except -1:
     return 0
 
 
+cdef object from_own(Array array, view_t *view, CommHandle comm, order_t *order, str name):
+    """pynccl's own, which knows its device also on the host engine."""
+    if array.engine is not comm.engine or array.device_ordinal != comm.device_ordinal:
+        raise InvalidBufferError(
+            f"{name} is on {array.device}, this communicator is on {comm.engine.name} device "
+            f"{comm.device_ordinal}"
+        )
+    from_tensor(&array.tensor, 0, view, name)
+    # It has no stream: the legacy default one is where others work on it unless told otherwise.
+    if order.on_gpu and order.sync:
+        add_producer(order, 1, name)
+    return array
+
+
 cdef object by_door(object array, view_t *view, CommHandle comm, order_t *order, str name):
     """Any type but NumPy's own."""
     cdef Door door = door_of(type(array))
@@ -298,6 +314,8 @@ cdef object view_of(
         InvalidBufferError: it is no array, or not contiguous, or on the wrong kind of device.
     """
     view.fresh_result = False
+    if type(array) is Array:
+        return from_own(array, view, comm, order, name)
     if type(array) is not ndarray:
         return by_door(array, view, comm, order, name)
     keep = from_ndarray(array, view, name)

@@ -6,7 +6,9 @@ whose sum and average are those of their two parts.
 """
 
 from pynccl._native.abi cimport kDLBool, kDLComplex
+from pynccl._native.handles cimport CommHandle
 from pynccl._native.issue cimport call_t
+from pynccl._native.operators cimport PreMulSum
 from pynccl._native.view cimport KIND_OPAQUE, dtype_of, view_t
 
 from pynccl.errors import ConfigError, InvalidBufferError
@@ -31,12 +33,23 @@ cdef int moved(call_t *call, view_t *view) except -1:
     return 0
 
 
-cdef int reduced(call_t *call, object op, object array, view_t *view) except -1:
+cdef int reduced(
+    call_t *call, CommHandle comm, object op, object array, view_t *view
+) except -1:
     """The operator and the type of a reduction.
 
     Raises:
         ConfigError: there is no such operator. InvalidBufferError: not for this dtype.
+        UsageError: the operator is of another communicator, or destroyed.
     """
+    if type(op) is PreMulSum:
+        call.unit = 1
+        call.datatype = view.dtype
+        if view.kind == kDLComplex and view.bits in PARTS:
+            call.unit = 2
+            call.datatype = PARTS[view.bits]
+        call.redop = (<PreMulSum>op).code_for(comm, call.datatype, array, view)
+        return 0
     code = OPS.get(op) if type(op) is str else None
     if code is not None and view.dtype >= 0:
         call.redop = code
@@ -44,7 +57,8 @@ cdef int reduced(call_t *call, object op, object array, view_t *view) except -1:
         call.unit = 1
         return 0
     if type(op) is not str or (code is None and op not in BOOLEAN):
-        raise ConfigError(f"op must be one of {', '.join({**OPS, **BOOLEAN})}, not {op!r}")
+        raise ConfigError(f"op must be one of {', '.join({**OPS, **BOOLEAN})}, or a "
+                          f"pre_mul_sum, not {op!r}")
     if view.kind == kDLBool and view.itemsize == 1:
         if op not in BOOLEAN:
             raise InvalidBufferError(

@@ -10,6 +10,7 @@ cdef class CommHandle:
     cdef int64_t timeout_ns
     cdef int64_t spin_ns
     cdef object home            # a weak reference to the loop that made it, or None
+    cdef dict leases   # what is registered: see register.pyx
     cdef bint failure_seen      # somebody has been told
     cdef object __weakref__
     cdef int settle_here(self) except -1

@@ -37,7 +37,8 @@ STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
 
 cdef tuple KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
-    "scatter", "send", "recv", "barrier", "init", "split", "close", "abort", "wait",
+    "scatter", "send", "recv", "barrier", "put", "signal", "wait_signal", "init", "split",
+    "close", "register", "deregister", "abort", "wait",
 )
 
 
@@ -64,6 +65,7 @@ cdef class CommHandle:
         self.engine = engine
         self.device_ordinal = device
         self.timeout_ns = 600 * 1000000000
+        self.leases = {}
         with nogil:
             self.c = pn_comm_new(found, rank, size)
         if self.c == NULL:

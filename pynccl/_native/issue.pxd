@@ -1,5 +1,6 @@
 from cpython.object cimport PyObject
 
+from pynccl._native.abi cimport pn_one_sided_t
 from pynccl._native.exchange cimport order_t
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.results cimport Ending
@@ -19,8 +20,10 @@ cdef struct call_t:
     size_t unit         # how many of these an element of the arrays is
     PyObject *stream
     PyObject *timeout
+    PyObject *config
     bint timed
     bint pack
+    pn_one_sided_t *side    # of a one-sided operation
     bint settled        # what follows is filled in, by the first array that is looked at
     size_t handle       # of the caller's stream, where there is one
     order_t order

@@ -10,6 +10,7 @@ from pynccl._native.abi cimport (
     CUcontext,
     CUdevice,
     PN_NO_DEADLINE,
+    PN_PUT,
     CUresult,
     CUstream,
     CUstreamCaptureStatus,
@@ -28,10 +29,12 @@ from pynccl._native.abi cimport (
     pn_submit_group,
 )
 from pynccl._native.borrow cimport view_of
+from pynccl._native.callconfig cimport configured
 from pynccl._native.completion cimport drain_done
 from pynccl._native.engine cimport cuda_exception
 from pynccl._native.exchange cimport current_stream, door_of
 from pynccl._native.handles cimport CommHandle
+from pynccl._native.operators cimport PreMulSum
 from pynccl._native.results cimport Ending
 from pynccl._native.streams cimport EventHandle
 from pynccl._native.view cimport view_t
@@ -100,6 +103,7 @@ cdef class Recorder:
         try:
             for item in self.works:
                 (<Work>item).comm.usable()
+                operator_usable((<Work>item).keep)
                 if (<Work>item).comm.engine is not engine:
                     raise UsageError("one group cannot hold operations of two engines")
         except BaseException:
@@ -131,6 +135,15 @@ cdef class Recorder:
             give_back(item)
         if pn_done_some():
             drain_done()
+
+
+cdef int operator_usable(object keep) except -1:
+    """An operator that a recorded operation holds may have been closed meanwhile."""
+    while type(keep) is tuple:
+        keep = (<tuple>keep)[0]
+    if type(keep) is PreMulSum:
+        (<PreMulSum>keep).usable()
+    return 0
 
 
 # ---- hand-off ------------------------------------------------------------------------------
@@ -263,6 +276,11 @@ cdef class Issuer(CommHandle):
             work.producers[i] = call.order.producers[i]
         if call.timed:
             self.time(work)
+        if call.kind >= PN_PUT:
+            work.c.argument = call.side
+            work.c.may_wait = True
+        if <object>call.config is not None:
+            work.keep = work.keep, configured(self, work, <object>call.config)
         work.c.issued_ns = pn_now_ns()
         cdef int64_t limit = self.timeout_ns
         if <object>call.timeout is not None:

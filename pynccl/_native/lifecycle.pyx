@@ -23,7 +23,7 @@ from pynccl._native.abi cimport (
     pn_live_read,
     pn_live_t,
 )
-from pynccl._native.ops cimport Operations
+from pynccl._native.onesided cimport OneSided
 from pynccl._native.work cimport Work, control_work
 
 from operator import index
@@ -121,7 +121,7 @@ def check_config(config):
     Control(config)
 
 
-cdef class Lifecycle(Operations):
+cdef class Lifecycle(OneSided):
     """A communicator that can be brought up, split and ended; behind Communicator."""
 
     # NCCL keeps the pointer to the communicator's name, so the block that owns it stays.
@@ -218,6 +218,9 @@ def live():
         "lanes": counts.lanes,
         "aborts_running": counts.helpers,
         "event_loops": counts.mailboxes,
+        "allocations": counts.memory,
+        "registrations": counts.registrations,
+        "operators": counts.operators,
         "abandoned_communicators": counts.abandoned_communicators,
         "stuck_threads": counts.stuck_threads,
         "group_depth_repairs": pn_depth_repairs,

@@ -2,7 +2,8 @@ from pynccl._native.issue cimport Issuer, call_t
 from pynccl._native.work cimport Work
 
 cdef int set_up(
-    call_t *call, int kind, object stream, bint sync, object timeout, bint timed, bint pack
+    call_t *call, int kind, object stream, bint sync, object timeout, bint timed, bint pack,
+    object config,
 ) except -1
 cdef int rank_in_range(Operations comm, object rank, str name) except -1
 

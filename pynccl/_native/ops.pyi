@@ -1,6 +1,8 @@
+from collections.abc import Mapping
 from typing import Any
 
 from pynccl._native.issue import Issuer
+from pynccl._native.operators import PreMulSum
 from pynccl._native.work import Work
 from pynccl.types import Reduction
 
@@ -9,25 +11,27 @@ class Operations(Issuer):
         self,
         x: Any,
         out: Any = None,
-        op: Reduction = "sum",
+        op: Reduction | PreMulSum = "sum",
         *,
         pack: bool = False,
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def reduce(
         self,
         x: Any,
         out: Any = None,
-        op: Reduction = "sum",
+        op: Reduction | PreMulSum = "sum",
         root: int = 0,
         *,
         pack: bool = False,
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def broadcast(
@@ -40,6 +44,7 @@ class Operations(Issuer):
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def all_gather(
@@ -52,18 +57,20 @@ class Operations(Issuer):
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def reduce_scatter(
         self,
         x: Any,
         out: Any = None,
-        op: Reduction = "sum",
+        op: Reduction | PreMulSum = "sum",
         *,
         pack: bool = False,
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def all_to_all(
@@ -75,6 +82,7 @@ class Operations(Issuer):
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def gather(
@@ -88,6 +96,7 @@ class Operations(Issuer):
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def scatter(
@@ -100,6 +109,7 @@ class Operations(Issuer):
         stream: Any = None,
         sync: bool = True,
         timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
         timed: bool = False,
     ) -> Work: ...
     def send(

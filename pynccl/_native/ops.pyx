@@ -23,6 +23,7 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.dtypes cimport moved, reduced, same_type
 from pynccl._native.issue cimport Issuer, call_t
+from pynccl._native.operators cimport PreMulSum
 from pynccl._native.results cimport (
     Ending,
     ending_of,
@@ -56,12 +57,14 @@ cdef inline bint deals(int kind) noexcept:
 
 
 cdef int set_up(
-    call_t *call, int kind, object stream, bint sync, object timeout, bint timed, bint pack
+    call_t *call, int kind, object stream, bint sync, object timeout, bint timed, bint pack,
+    object config,
 ) except -1:
     call.kind = kind
     call.root = 0
     call.stream = <PyObject *>stream
     call.timeout = <PyObject *>timeout
+    call.config = <PyObject *>config
     call.timed = timed
     call.pack = pack
     call.settled = False
@@ -167,7 +170,10 @@ cdef class Operations(Issuer):
     later comes behind the operation; with ``sync=False`` the caller sees to both.
     ``timeout`` is in seconds, None for the communicator's, ``math.inf`` for none. With
     ``pack=True`` a strided array goes through a contiguous copy, made by its own library at the
-    call; a strided output is written when the operation is awaited.
+    call; a strided output is written when the operation is awaited. ``config`` tunes one call
+    of a collective alone (NCCL 2.31), the same on every rank: ``min_ctas``, ``max_ctas``,
+    ``nvls_ctas``, ``cga_cluster_size``, ``cta_policy``, ``algorithm`` (such as
+    ``"RING,TREE"``), ``force_algorithm``, ``profiler_tag``.
 
     What moves data takes any dtype but Python objects. What reduces takes NCCL's twelve; bool
     with "any" and "all" (also "max", "min"); complex numbers with "sum" and "avg".
@@ -214,7 +220,9 @@ cdef class Operations(Issuer):
             given = self.compact(call, x, "x", True, overwrites) if call.pack else x
         keep = self.look(call, given, &send, "x")
         if reduces(kind):
-            reduced(call, op, x, &send)
+            reduced(call, self, op, x, &send)
+            if type(op) is PreMulSum:
+                keep = op, keep
         else:
             moved(call, &send)
         cdef size_t block = divided(&send, self.c.size, "x") if deals(kind) else send.count
@@ -245,7 +253,7 @@ cdef class Operations(Issuer):
 
     def all_reduce(
         self, x, out=None, op="sum", *, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Reduce x over all ranks; every rank gets the result (``ncclAllReduce``).
 
@@ -260,12 +268,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_REDUCE, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_ALL_REDUCE, stream, sync, timeout, timed, pack, config)
         return self.run(&call, x, out, op, True, False)
 
     def reduce(
         self, x, out=None, op="sum", root=0, *, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Reduce x over all ranks; the root gets the result (``ncclReduce``).
 
@@ -280,13 +288,13 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_REDUCE, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_REDUCE, stream, sync, timeout, timed, pack, config)
         call.root = rank_in_range(self, root, "root")
         return self.run(&call, x, out, op, call.root == self.c.rank, False)
 
     def broadcast(
         self, x, root=0, out=None, *, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Copy the root's x to every rank (``ncclBroadcast``). Any dtype.
 
@@ -301,13 +309,13 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_BROADCAST, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_BROADCAST, stream, sync, timeout, timed, pack, config)
         call.root = rank_in_range(self, root, "root")
         return self.run(&call, x, out, None, True, False)
 
     def all_gather(
         self, x, out=None, *, stack=False, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Join every rank's x, in rank order, on every rank (``ncclAllGather``). Any dtype.
 
@@ -319,12 +327,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_GATHER, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_ALL_GATHER, stream, sync, timeout, timed, pack, config)
         return self.run(&call, x, out, None, True, stack)
 
     def reduce_scatter(
         self, x, out=None, op="sum", *, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Reduce x over all ranks; each gets its own block of rows (``ncclReduceScatter``).
 
@@ -336,12 +344,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_REDUCE_SCATTER, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_REDUCE_SCATTER, stream, sync, timeout, timed, pack, config)
         return self.run(&call, x, out, op, True, False)
 
     def all_to_all(
         self, x, out=None, *, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Exchange blocks: block i of x goes to rank i (``ncclAlltoAll``). Any dtype.
 
@@ -351,12 +359,12 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_TO_ALL, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_ALL_TO_ALL, stream, sync, timeout, timed, pack, config)
         return self.run(&call, x, out, None, True, False)
 
     def gather(
         self, x, out=None, root=0, *, stack=False, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Join every rank's x, in rank order, on the root (``ncclGather``). Any dtype.
 
@@ -372,13 +380,13 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_GATHER, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_GATHER, stream, sync, timeout, timed, pack, config)
         call.root = rank_in_range(self, root, "root")
         return self.run(&call, x, out, None, call.root == self.c.rank, stack)
 
     def scatter(
         self, x, out=None, root=0, *, pack=False, stream=None, sync=True,
-        timeout=None, timed=False,
+        timeout=None, config=None, timed=False,
     ):
         """Deal the root's x out: rank i gets block i of its rows (``ncclScatter``). Any dtype.
 
@@ -389,7 +397,7 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_SCATTER, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_SCATTER, stream, sync, timeout, timed, pack, config)
         call.root = rank_in_range(self, root, "root")
         if call.root == self.c.rank:
             return self.run(&call, x, out, None, True, False)
@@ -424,7 +432,7 @@ cdef class Operations(Issuer):
         cdef call_t call
         cdef view_t view
         self.usable()
-        set_up(&call, PN_SEND, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_SEND, stream, sync, timeout, timed, pack, None)
         call.root = rank_in_range(self, peer, "peer")
         given = self.compact(&call, x, "x", True, False) if pack else x
         keep = self.look(&call, given, &view, "x")
@@ -441,7 +449,7 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_RECV, stream, sync, timeout, timed, pack)
+        set_up(&call, PN_RECV, stream, sync, timeout, timed, pack, None)
         call.root = rank_in_range(self, peer, "peer")
         return self.take(&call, x, "x")
 
@@ -449,7 +457,7 @@ cdef class Operations(Issuer):
         """Wait until every rank has called it (a one-byte ``ncclAllReduce``)."""
         cdef call_t call
         self.usable()
-        set_up(&call, PN_BARRIER, stream, True, timeout, timed, False)
+        set_up(&call, PN_BARRIER, stream, True, timeout, timed, False, None)
         call.datatype = call.redop = 0
         call.unit = 1
         return self.start(&call, NULL, NULL, 1, None, None, None)
@@ -466,7 +474,7 @@ cdef class Operations(Issuer):
         """
         cdef call_t call
         cdef view_t view
-        set_up(&call, PN_ALL_GATHER, None, False, None, False, False)
+        set_up(&call, PN_ALL_GATHER, None, False, None, False, False, None)
         self.look(&call, array, &view, "array")
         writable(&view, "array")
         divided(&view, self.c.size, "array")

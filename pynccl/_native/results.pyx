@@ -9,6 +9,8 @@ waits for the first, and what is put on that stream after the await comes behind
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
+from pynccl._native.memory cimport Array
+
 import contextlib
 import sys
 import threading
@@ -53,6 +55,8 @@ cdef object fresh_like(object array, tuple shape):
     when it is full.
     """
     cls = type(array)
+    if cls is Array:
+        return (<Array>array).like(shape)
     if cls is ndarray:
         return numpy.empty(shape, array.dtype)
     module = library_of(array)

@@ -27,4 +27,5 @@ cdef class Work(Operation):
     cdef int unseen_failure(self, object error) except -1
     cdef int submitted(self) except -1
 
+cdef int begin_control(Work work, CommHandle comm, int kind, object timeout) except -1
 cdef Work control_work(CommHandle comm, int kind, object timeout)

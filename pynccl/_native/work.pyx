@@ -475,9 +475,8 @@ PyType_Modified(<TypeObject *>Work)
 
 # ---- control operations ----------------------------------------------------------------------
 
-cdef Work control_work(CommHandle comm, int kind, object timeout):
-    """A Work for a management call; it is finished natively like any other."""
-    cdef Work work = Work.__new__(Work)
+cdef int begin_control(Work work, CommHandle comm, int kind, object timeout) except -1:
+    """Make a fresh Work that of a management call; it is finished natively like any other."""
     refuse_fork()
     work.comm = comm
     work.engine = comm.engine
@@ -490,4 +489,11 @@ cdef Work control_work(CommHandle comm, int kind, object timeout):
         work.c.deadline_ns = min(work.c.issued_ns + timeout_to_ns(timeout), PN_NO_DEADLINE)
     work.c.owner = <void *>work
     Py_INCREF(work)
+    return 0
+
+
+cdef Work control_work(CommHandle comm, int kind, object timeout):
+    """A Work for a management call."""
+    cdef Work work = Work.__new__(Work)
+    begin_control(work, comm, kind, timeout)
     return work

@@ -7,6 +7,7 @@
  *   waiter   one for the process: polls events and async errors (completion.c)
  *   timer    one for the process: keeps the deadlines, makes no native call (deadline.c)
  *   helper   short-lived: one a running abort (control.c)
+ *   free     one for the process, started on need: frees memory of ours (memory.c)
  *
  * Locks, in the order in which they may be taken together
  *   device->issue   one thread at a time launches on a device; held over native calls that cannot wait for
@@ -53,10 +54,15 @@ typedef enum {
     PN_SEND,
     PN_RECV,
     PN_BARRIER,
+    PN_PUT,
+    PN_SIGNAL,
+    PN_WAIT_SIGNAL,
     PN_COLLECTIVES, /* how many kinds above reach the device */
     PN_INIT = PN_COLLECTIVES,
     PN_SPLIT,
     PN_CLOSE,
+    PN_REGISTER,
+    PN_DEREGISTER,
     PN_ABORT,
     PN_EVENT, /* awaiting a recorded event of any stream */
     PN_KINDS
@@ -141,7 +147,8 @@ struct pn_op {
     CUstream stream;     /* the caller's, where has_stream; otherwise the communicator's own */
     int64_t deadline_ns; /* absolute CLOCK_MONOTONIC */
     bool has_stream;
-    bool may_wait; /* a registered buffer or anything else that forbids an inline call */
+    bool may_wait;                  /* a configuration, or anything else that forbids an inline call */
+    const ncclCollConfig_t *config; /* of this call alone; NULL: the plain call. The owner's until the end */
     /* filled by submit and completion */
     bool awaited;
     bool in_lane;
@@ -162,7 +169,7 @@ struct pn_op {
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
     struct pn_op *next_done;
-    void *argument; /* of a control operation: see control.c */
+    void *argument; /* of a control operation: see control.c; of a one-sided one a pn_one_sided_t */
 };
 
 /* ---- devices (device.c) --------------------------------------------------------------------------- */
@@ -275,6 +282,7 @@ struct pn_comm {
     pn_link_t in_device;
     pn_link_t pending; /* unfinished operations, in call order */
     pn_link_t limbo;   /* failed ones whose buffers wait for the abort */
+    pn_link_t registrations, operators;
     pn_task_t *queue_head, *queue_tail;
     bool lane_started, lane_busy, lane_stop;
     pthread_cond_t lane_wake;
@@ -321,6 +329,15 @@ void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
 void pn_comm_release(pn_comm_t *comm);               /* one reference; no lock held */
 void pn_comm_free(pn_comm_t *comm);                  /* the waiter's */
 
+/* What one-sided operations need besides their buffer and peer (op->root). */
+typedef struct {
+    ncclWindow_t window; /* the peer's memory */
+    size_t offset;       /* in it, in bytes */
+    int signal, context; /* which of the peer's counters is counted up */
+    int awaited;         /* how many descriptors follow, of signals to wait for */
+    ncclWaitSignalDesc_t descriptors[];
+} pn_one_sided_t;
+
 /* What a control operation needs and gives. */
 typedef struct {
     ncclUniqueId id;
@@ -329,7 +346,19 @@ typedef struct {
     pn_comm_t *child;     /* made by the caller of a split; its rank and size are filled on success */
     bool member;          /* a split gave this rank a communicator */
 } pn_control_t;
-void pn_control_submit(pn_op_t *op); /* INIT, SPLIT, CLOSE: through the lane, in call order */
+void pn_control_submit(pn_op_t *op); /* PN_INIT to PN_DEREGISTER: through the lane, in call order */
+/* The pieces of such an operation. Wait until what is on the device now has ended (own_only: what is pending
+ * in the communicator), or until the communicator has failed: then false. */
+bool pn_drained(pn_comm_t *comm, bool own_only);
+/* Alone inside the communicator; false if it is not open. Until pn_come_out no abort releases the operation:
+ * it is touched between the two only. */
+bool pn_go_inside(pn_comm_t *comm);
+void pn_come_out(pn_comm_t *comm);
+/* The end of one that leaves the communicator as it is, unless a failure was quicker. */
+void pn_end_control(pn_op_t *op, pn_outcome_t why, const char *detail);
+
+/* Whether an operation that was issued up to `number` is still on the device. device->lock held. */
+bool pn_has_older(pn_device_t *device, uint64_t number);
 
 /* ---- issuing (issue.c, group.c) ------------------------------------------------------------------- */
 
@@ -367,6 +396,7 @@ bool pn_its_turn(const pn_op_t *op);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
+bool pn_harmless(pn_outcome_t why);    /* after which the communicator is as it was */
 extern bool pn_launch_blocking;        /* CUDA_LAUNCH_BLOCKING: every launch waits, so nothing is inline */
 bool pn_contacted(const pn_op_t *op);  /* device->lock held */
 void pn_mark_contacted(pn_op_t *op);   /* device->lock held */
@@ -383,6 +413,7 @@ static inline bool pn_op_finished(pn_op_t *op) {
 void pn_op_finish(pn_op_t *op, pn_outcome_t outcome);
 void pn_op_finish_at(pn_op_t *op, pn_outcome_t outcome, int64_t now);
 void pn_op_release(pn_op_t *op); /* its buffers are free: onto the done list */
+void pn_op_give(pn_op_t *op);    /* onto the done list, for what was never started */
 pn_op_t *pn_done_take(void);     /* the whole done list, oldest first; chained by next_done */
 bool pn_done_some(void);
 /* Add a wait; false if the operation has finished. */
@@ -451,10 +482,12 @@ int64_t pn_now_ns(void);
 
 typedef struct {
     long operations, communicators, streams, events, gates, lanes, helpers, mailboxes;
+    long memory, registrations, operators; /* memory: allocations */
     long abandoned_communicators, stuck_threads;
 } pn_live_t;
 typedef struct {
     _Atomic long operations, communicators, streams, events, gates, lanes, helpers, mailboxes;
+    _Atomic long memory, registrations, operators;
     _Atomic long abandoned; /* handles that the library refused to let go of */
 } pn_counts_t;
 extern pn_counts_t pn_counts;

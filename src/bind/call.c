@@ -1,5 +1,6 @@
 /* The native calls behind each kind of operation, and which of them may wait for peers. */
 #include "bind.h"
+#include "memory.h"
 
 static const size_t element_bytes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
@@ -36,22 +37,34 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
     ncclDataType_t type = (ncclDataType_t)op->datatype;
     ncclRedOp_t redop = (ncclRedOp_t)op->redop;
     ncclComm_t handle = comm->handle;
+    if (op->redop >= ncclNumOps) {
+        ncclResult_t rc = pn_operator_resolve(op->comm, &redop, function);
+        if (rc != ncclSuccess)
+            return rc;
+    }
+    const pn_one_sided_t *side = op->argument;
 #define CALL(name, ...)                                                                                      \
     do {                                                                                                     \
         *function = #name;                                                                                   \
         return nccl->name(__VA_ARGS__);                                                                      \
     } while (0)
+#define COLLECTIVE(name, ...)                                                                                \
+    do {                                                                                                     \
+        if (op->config)                                                                                      \
+            CALL(name##Config, __VA_ARGS__, op->config);                                                     \
+        CALL(name, __VA_ARGS__);                                                                             \
+    } while (0)
     switch (op->kind) {
     case PN_ALL_REDUCE:
-        CALL(ncclAllReduce, op->send, op->recv, op->count, type, redop, handle, stream);
+        COLLECTIVE(ncclAllReduce, op->send, op->recv, op->count, type, redop, handle, stream);
     case PN_REDUCE:
-        CALL(ncclReduce, op->send, op->recv, op->count, type, redop, op->root, handle, stream);
+        COLLECTIVE(ncclReduce, op->send, op->recv, op->count, type, redop, op->root, handle, stream);
     case PN_BROADCAST:
-        CALL(ncclBroadcast, op->send, op->recv, op->count, type, op->root, handle, stream);
+        COLLECTIVE(ncclBroadcast, op->send, op->recv, op->count, type, op->root, handle, stream);
     case PN_ALL_GATHER:
-        CALL(ncclAllGather, op->send, op->recv, op->count, type, handle, stream);
+        COLLECTIVE(ncclAllGather, op->send, op->recv, op->count, type, handle, stream);
     case PN_REDUCE_SCATTER:
-        CALL(ncclReduceScatter, op->send, op->recv, op->count, type, redop, handle, stream);
+        COLLECTIVE(ncclReduceScatter, op->send, op->recv, op->count, type, redop, handle, stream);
     case PN_SEND:
         CALL(ncclSend, op->send, op->count, type, op->root, handle, stream);
     case PN_RECV:
@@ -60,20 +73,29 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
         CALL(ncclAllReduce, comm->scratch, comm->scratch, 1, ncclInt8, ncclSum, handle, stream);
     case PN_ALL_TO_ALL:
         if (nccl->ncclAlltoAll)
-            CALL(ncclAlltoAll, op->send, op->recv, op->count, type, handle, stream);
+            COLLECTIVE(ncclAlltoAll, op->send, op->recv, op->count, type, handle, stream);
         break;
     case PN_GATHER:
         if (nccl->ncclGather)
-            CALL(ncclGather, op->send, op->recv, op->count, type, op->root, handle, stream);
+            COLLECTIVE(ncclGather, op->send, op->recv, op->count, type, op->root, handle, stream);
         break;
     case PN_SCATTER:
         if (nccl->ncclScatter)
-            CALL(ncclScatter, op->send, op->recv, op->count, type, op->root, handle, stream);
+            COLLECTIVE(ncclScatter, op->send, op->recv, op->count, type, op->root, handle, stream);
         break;
+    case PN_PUT:
+        CALL(ncclPutSignal, op->send, op->count, type, op->root, side->window, side->offset, side->signal,
+             side->context, 0, handle, stream);
+    case PN_SIGNAL:
+        CALL(ncclSignal, op->root, side->signal, side->context, 0, handle, stream);
+    case PN_WAIT_SIGNAL:
+        CALL(ncclWaitSignal, side->awaited, (ncclWaitSignalDesc_t *)(uintptr_t)side->descriptors, handle,
+             stream);
     default:
         *function = "";
         return ncclInternalError;
     }
+#undef COLLECTIVE
 #undef CALL
     *function = "ncclGroupEnd";
     return exchange(op, stream);
@@ -102,6 +124,8 @@ bool pn_contacted(const pn_op_t *op) {
 }
 
 void pn_mark_contacted(pn_op_t *op) {
+    if (op->config || pn_on_registered(op))
+        return; /* the algorithm may have been another one than for the plain call */
     if (op->kind == PN_SEND || op->kind == PN_RECV) {
         op->comm->met[op->root] |= (uint8_t)(op->kind == PN_SEND ? 1 : 2);
         return;

@@ -2,6 +2,7 @@
  */
 #define _GNU_SOURCE
 #include "bind.h"
+#include "memory.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@ static uint64_t hash(const void *bytes, size_t count, uint64_t seed) {
 
 /* Management calls allocate and synchronise: behind a collective that waits for peers they would wait too,
  * with the device in their hands. So they begin when what we have on the device at this moment has ended. */
-static bool has_older(pn_device_t *device, uint64_t number) {
+bool pn_has_older(pn_device_t *device, uint64_t number) {
     for (pn_link_t *at = device->tracks.next; at != &device->tracks; at = at->next) {
         const pn_track_t *track = PN_OWNER(at, pn_track_t, active);
         const pn_op_t *oldest = PN_OWNER(track->ops.next, pn_op_t, in_track);
@@ -29,7 +30,7 @@ static bool has_older(pn_device_t *device, uint64_t number) {
     return false;
 }
 
-static bool drained(pn_comm_t *comm, bool own_only) {
+bool pn_drained(pn_comm_t *comm, bool own_only) {
     pn_device_t *device = comm->device;
     pthread_mutex_lock(&device->lock);
     uint64_t issued = device->issued_total;
@@ -37,7 +38,7 @@ static bool drained(pn_comm_t *comm, bool own_only) {
     for (int64_t nap = 5000;; nap = nap < 1000000 ? 2 * nap : nap) {
         pthread_mutex_lock(&device->lock);
         bool open = comm->state <= PN_CLOSING;
-        bool over = own_only ? comm->pending.next == comm->pending.prev : !has_older(device, issued);
+        bool over = own_only ? comm->pending.next == comm->pending.prev : !pn_has_older(device, issued);
         pthread_mutex_unlock(&device->lock);
         if (!open || over)
             return open;
@@ -47,7 +48,7 @@ static bool drained(pn_comm_t *comm, bool own_only) {
 }
 
 /* An operation that ends at the call: out of the pending list, unless a failure was quicker. */
-static void end(pn_op_t *op, pn_outcome_t why, const char *detail) {
+void pn_end_control(pn_op_t *op, pn_outcome_t why, const char *detail) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
     pthread_mutex_lock(&device->lock);
@@ -62,17 +63,22 @@ static void end(pn_op_t *op, pn_outcome_t why, const char *detail) {
     }
 }
 
-/* While we are inside, no abort releases the operation: it is touched between these two only. */
-static bool go_inside(pn_comm_t *comm) {
+bool pn_go_inside(pn_comm_t *comm) {
+    bool go;
     pthread_mutex_lock(&comm->device->lock);
-    bool go = comm->state <= PN_CLOSING;
+    for (int64_t nap = 10000; (go = comm->state <= PN_CLOSING) && comm->inside;
+         nap = nap < 500000 ? 2 * nap : nap) {
+        pthread_mutex_unlock(&comm->device->lock);
+        nanosleep(&(struct timespec){0, nap}, NULL);
+        pthread_mutex_lock(&comm->device->lock);
+    }
     if (go)
         comm->inside++;
     pthread_mutex_unlock(&comm->device->lock);
     return go;
 }
 
-static void come_out(pn_comm_t *comm) {
+void pn_come_out(pn_comm_t *comm) {
     pthread_mutex_lock(&comm->device->lock);
     comm->inside--;
     pthread_mutex_unlock(&comm->device->lock);
@@ -89,7 +95,7 @@ static void run_init(pn_task_t *task, pn_comm_t *comm) {
     pn_outcome_t why = {PN_FROM_CUDA, 0, "cuStreamCreateWithPriority"};
     char detail[PN_DETAIL_BYTES] = "";
     cpu_set_t before;
-    if (!drained(comm, false) || !go_inside(comm))
+    if (!pn_drained(comm, false) || !pn_go_inside(comm))
         return;
     ncclUniqueId id = control->id;
     pn_comm_join_clique(comm, hash(&id, sizeof id, 0));
@@ -115,8 +121,8 @@ static void run_init(pn_task_t *task, pn_comm_t *comm) {
     if (why.code != 0)
         pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
     else
-        end(op, (pn_outcome_t){PN_OK, 0, NULL}, NULL);
-    come_out(comm);
+        pn_end_control(op, (pn_outcome_t){PN_OK, 0, NULL}, NULL);
+    pn_come_out(comm);
 }
 
 static void run_split(pn_task_t *task, pn_comm_t *comm) {
@@ -126,7 +132,7 @@ static void run_split(pn_task_t *task, pn_comm_t *comm) {
     const pn_nccl_t *nccl = &comm->device->engine->nccl;
     pn_outcome_t why = {PN_FROM_NCCL, 0, "ncclCommSplit"};
     char detail[PN_DETAIL_BYTES] = "";
-    if (!drained(comm, false) || !go_inside(comm))
+    if (!pn_drained(comm, false) || !pn_go_inside(comm))
         return;
     /* The control block belongs to the operation's owner, who may go once the operation has failed. */
     int color = control->color, key = control->key;
@@ -158,15 +164,15 @@ static void run_split(pn_task_t *task, pn_comm_t *comm) {
         if (told)
             control->member = member;
         pthread_mutex_unlock(&comm->device->lock);
-        end(op, (pn_outcome_t){PN_OK, 0, NULL}, NULL);
+        pn_end_control(op, (pn_outcome_t){PN_OK, 0, NULL}, NULL);
         if (!told && member)
             pn_abort(&child, 1, NULL, 2000000000); /* the parent failed meanwhile: nobody will have it */
     } else if (why.code == ncclInvalidArgument && why.source == PN_FROM_NCCL) {
-        end(op, why, detail);
+        pn_end_control(op, why, detail);
     } else {
         pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
     }
-    come_out(comm);
+    pn_come_out(comm);
     pn_comm_release(child);
 }
 
@@ -175,8 +181,9 @@ static void run_close(pn_task_t *task, pn_comm_t *comm) {
     const pn_nccl_t *nccl = &comm->device->engine->nccl;
     pn_outcome_t why = {PN_FROM_NCCL, 0, "ncclCommFinalize"};
     char detail[PN_DETAIL_BYTES] = "";
-    if (!drained(comm, true) || !go_inside(comm))
+    if (!pn_drained(comm, true) || !pn_go_inside(comm))
         return;
+    pn_registrations_close(comm);
     why.code = (int)nccl->ncclCommFinalize(comm->handle);
     if (why.code == 0) {
         /* From here the handle is dead to everyone else; destroy may not be followed by abort. */
@@ -193,13 +200,13 @@ static void run_close(pn_task_t *task, pn_comm_t *comm) {
         last_error(comm, detail, sizeof detail);
         pn_repair_depth(comm);
         pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
-        come_out(comm);
+        pn_come_out(comm);
         return;
     }
     pthread_mutex_lock(&comm->device->lock);
     bool mine = pn_take_pending(op);
     pthread_mutex_unlock(&comm->device->lock);
-    come_out(comm);
+    pn_come_out(comm);
     pn_comm_gone(comm); /* also after a deadline: the handle is gone, so nothing is left to abort */
     if (mine) {
         pn_op_finish(op, (pn_outcome_t){PN_OK, 0, NULL});
@@ -208,7 +215,13 @@ static void run_close(pn_task_t *task, pn_comm_t *comm) {
 }
 
 void pn_control_submit(pn_op_t *op) {
-    static void (*const runs[])(pn_task_t *, pn_comm_t *) = {run_init, run_split, run_close};
+    static void (*const runs[])(pn_task_t *, pn_comm_t *) = {
+        [PN_INIT - PN_INIT] = run_init,
+        [PN_SPLIT - PN_INIT] = run_split,
+        [PN_CLOSE - PN_INIT] = run_close,
+        [PN_REGISTER - PN_INIT] = pn_run_register,
+        [PN_DEREGISTER - PN_INIT] = pn_run_deregister,
+    };
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
     pn_op_start(op);

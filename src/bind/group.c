@@ -8,6 +8,7 @@
  * the operations of its own communicator. Those of the failed one are not touched, since they may be gone.
  */
 #include "bind.h"
+#include "memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -338,9 +339,9 @@ static int try_inline(pn_group_t *group, pn_device_t **held) {
         for (int j = 0; j < group->comm_count; j++)
             mates += group->comms[j]->clique == comm->clique;
         pthread_mutex_lock(&device->lock);
-        can = can && pn_link_empty(&device->called) && !op->may_wait && !comm->queue_head &&
-              !comm->lane_busy && pn_contacted(op) && comm->clique && comm->clique->members == mates &&
-              device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
+        can = can && pn_link_empty(&device->called) && !op->may_wait && !pn_on_registered(op) &&
+              !comm->queue_head && !comm->lane_busy && pn_contacted(op) && comm->clique &&
+              comm->clique->members == mates && device->in_flight + group->count <= PN_IN_FLIGHT_LIMIT;
         pthread_mutex_unlock(&device->lock);
     }
     if (!can) {

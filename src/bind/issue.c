@@ -1,5 +1,6 @@
 /* Issuing one operation: inline where nothing can make it wait, through the lane otherwise. */
 #include "bind.h"
+#include "memory.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -89,7 +90,7 @@ void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event) {
 }
 
 /* Results after which the communicator itself is as it was. */
-static bool harmless(pn_outcome_t why) {
+bool pn_harmless(pn_outcome_t why) {
     return why.source == PN_FROM_MISSING || why.source == PN_FROM_CLOSED ||
            (why.source == PN_FROM_NCCL && (why.code == ncclInvalidArgument || why.code == ncclInvalidUsage));
 }
@@ -97,7 +98,7 @@ static bool harmless(pn_outcome_t why) {
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail) {
     pn_comm_t *comm = op->comm;
     pn_device_t *device = comm->device;
-    if (!harmless(why))
+    if (!pn_harmless(why))
         pn_comm_fail(comm, op->seq, why, PN_FAILED, detail);
     pthread_mutex_lock(&device->lock);
     bool mine = pn_take_pending(op);
@@ -233,7 +234,7 @@ static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
         nanosleep(&(struct timespec){0, nap}, NULL);
         pthread_mutex_lock(&device->lock);
     }
-    bool waits = go && (op->may_wait || !pn_contacted(op) || pn_launch_blocking);
+    bool waits = go && (op->may_wait || pn_on_registered(op) || !pn_contacted(op) || pn_launch_blocking);
     if (go)
         comm->inside++;
     pthread_mutex_unlock(&device->lock);
@@ -255,9 +256,9 @@ bool pn_submit(pn_op_t *op) {
     for (bool prepared = false;; prepared = true) {
         pthread_mutex_lock(&device->lock);
         bool open = comm->state == PN_READY;
-        bool now = open && tried && !prepared && !comm->queue_head && !comm->lane_busy &&
-                   comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT && pn_contacted(op) &&
-                   pn_link_empty(&device->called);
+        bool now = open && tried && !pn_on_registered(op) && !prepared && !comm->queue_head &&
+                   !comm->lane_busy && comm->clique->members == 1 && device->in_flight < PN_IN_FLIGHT_LIMIT &&
+                   pn_contacted(op) && pn_link_empty(&device->called);
         if (open && (now || prepared || !op->has_stream)) {
             CUevent event = NULL; /* an idle one, where there is one */
             pn_enlist(op);

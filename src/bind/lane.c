@@ -1,6 +1,7 @@
 /* Communicators as objects, and their lanes. */
 #define _GNU_SOURCE
 #include "bind.h"
+#include "memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -111,6 +112,8 @@ pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size) {
     pthread_cond_init(&comm->lane_wake, NULL);
     pn_link_init(&comm->pending);
     pn_link_init(&comm->limbo);
+    pn_link_init(&comm->registrations);
+    pn_link_init(&comm->operators);
     pn_link_init(&comm->in_device);
     pn_track_start(&comm->track, device, NULL, 0);
     if (size)
@@ -232,6 +235,7 @@ void pn_comm_gone(pn_comm_t *comm) {
         pn_op_recycle(op);
         pn_op_release(op);
     }
+    pn_registrations_gone(comm);
     while (dropped) {
         pn_task_t *task = dropped;
         dropped = task->next;

@@ -15,6 +15,9 @@ void pn_live_read(pn_live_t *live) {
     READ(lanes);
     READ(helpers);
     READ(mailboxes);
+    READ(memory);
+    READ(registrations);
+    READ(operators);
 #undef READ
     pn_abort_overdue(&live->abandoned_communicators, &live->stuck_threads);
     live->abandoned_communicators += atomic_load(&pn_counts.abandoned);

@@ -67,7 +67,7 @@ bool pn_op_wait(pn_op_t *op, pn_wait_t *wait) {
     return true;
 }
 
-void pn_op_release(pn_op_t *op) {
+void pn_op_give(pn_op_t *op) {
     /* Once pushed, the operation may be taken and freed at any moment: nothing reads it after the exchange.
      */
     pn_op_t *head = atomic_load_explicit(&done_head, memory_order_relaxed);
@@ -77,10 +77,14 @@ void pn_op_release(pn_op_t *op) {
         op->next_done = head;
     } while (!atomic_compare_exchange_weak_explicit(&done_head, &head, op, memory_order_seq_cst,
                                                     memory_order_relaxed));
-    atomic_fetch_sub_explicit(&pn_counts.operations, 1, memory_order_relaxed);
     /* The first of a list: the waiter, who sees to it that the list is drained, may be asleep for good. */
     if (!head)
         pn_waiter_ring(false);
+}
+
+void pn_op_release(pn_op_t *op) {
+    pn_op_give(op);
+    atomic_fetch_sub_explicit(&pn_counts.operations, 1, memory_order_relaxed);
 }
 
 bool pn_done_some(void) {

@@ -57,3 +57,12 @@ async def all_reduced(comms: Sequence[Communicator], count: int = 4) -> None:
     total = sum(range(1, len(comms) + 1))
     for x in xs:
         assert x.tolist() == [total] * count
+
+
+async def gone(counter: str, left: int = 0) -> None:
+    """Wait until no more than so many are counted alive, as long as that may take."""
+    for _ in range(250):
+        if pynccl.diagnostics()[counter] <= left:
+            return
+        await asyncio.sleep(0.002)
+    assert pynccl.diagnostics()[counter] <= left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 from support.binding_fixtures import loop as loop
+from support.binding_fixtures import no_garbage as no_garbage
 from support.binding_fixtures import nothing_left as nothing_left
 from support.binding_fixtures import pytest_pyfunc_call as pytest_pyfunc_call
 from support.binding_fixtures import pytest_runtest_makereport as pytest_runtest_makereport

@@ -18,7 +18,7 @@ capsule_new.restype = ctypes.py_object
 capsule_new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
-class _Tensor(ctypes.Structure):
+class Tensor(ctypes.Structure):
     """DLTensor."""
 
     _fields_ = (
@@ -39,13 +39,13 @@ class _Managed(ctypes.Structure):
     """DLManagedTensor."""
 
     _fields_ = (
-        ("tensor", _Tensor),
+        ("tensor", Tensor),
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
     )
 
 
-class _Versioned(ctypes.Structure):
+class Versioned(ctypes.Structure):
     """DLManagedTensorVersioned."""
 
     _fields_ = (
@@ -54,7 +54,7 @@ class _Versioned(ctypes.Structure):
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", Tensor),
     )
 
 
@@ -115,7 +115,7 @@ class Producer:
         dims = ctypes.c_int64 * array.ndim
         shape = dims(*array.shape)
         strides = dims(*(s // array.itemsize for s in array.strides))
-        tensor = _Tensor(
+        tensor = Tensor(
             data=array.ctypes.data - self.offset,
             device_type=self.place[0],
             device_id=self.place[1],
@@ -130,7 +130,7 @@ class Producer:
         managed: Any
         if self.versioned:
             flags = READ_ONLY if self.readonly else 0
-            managed = _Versioned(major=self.major, minor=1, flags=flags, tensor=tensor)
+            managed = Versioned(major=self.major, minor=1, flags=flags, tensor=tensor)
         else:
             managed = _Managed(tensor=tensor)
         name = b"dltensor_versioned" if self.versioned else b"dltensor"

@@ -7,6 +7,7 @@ of the program each time, after a collection of garbage.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -138,6 +139,35 @@ async def cancels(total: int) -> list[dict[str, int]]:
         await asyncio.gather(*(comm.close() for comm in comms))
 
 
+async def memory(total: int) -> list[dict[str, int]]:
+    """Arrays of pynccl's own, their views, registrations, windows and operators."""
+    comms = await pynccl.create_all(["cpu:0", "cpu:1"])
+
+    async def one() -> None:
+        xs = [pynccl.empty(1000, device=comm) for comm in comms]
+        views = [np.from_dlpack(x[10:]) for x in xs]
+        windows = [comm.register_window(x) for comm, x in zip(comms, xs, strict=True)]
+        async with comms[0].register(xs[0]), comms[0].register(xs[0][1:]):
+            with contextlib.ExitStack() as stack:
+                for comm, x in zip(comms, xs, strict=True):
+                    op = stack.enter_context(pynccl.pre_mul_sum(comm, 2, "float32"))
+                    comm.all_reduce(x, op=op)
+                    comm.all_gather(x)
+            comms[0].put(xs[0][:8], await windows[0], 1)
+            await comms[1].wait_signal(0)
+        await asyncio.gather(*(window.close() for window in windows))
+        del views
+
+    async def a_round() -> None:
+        for _ in range(total // ROUNDS):
+            await one()
+
+    try:
+        return await samples(a_round)
+    finally:
+        await asyncio.gather(*(comm.close() for comm in comms))
+
+
 async def planted(total: int) -> list[dict[str, int]]:
     """A leak on purpose: an operation's array is kept, a file is left open, at each round."""
     kept: list[Any] = []
@@ -159,6 +189,7 @@ PROGRAMS: dict[str, Callable[[int], Coroutine[Any, Any, list[dict[str, int]]]]] 
     "through_lanes": through_lanes,
     "lives": lives,
     "cancels": cancels,
+    "memory": memory,
     "planted": planted,
 }
 

@@ -68,7 +68,13 @@ def leaks(samples: list[dict[str, int]]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("program", "total"),
-    [("all_reduces", 100_000), ("through_lanes", 10_000), ("cancels", 3_000), ("lives", 500)],
+    [
+        ("all_reduces", 100_000),
+        ("through_lanes", 10_000),
+        ("cancels", 3_000),
+        ("lives", 500),
+        ("memory", 500),
+    ],
 )
 def test_nothing_grows(program: str, total: int) -> None:
     samples = run(program, total, "quick")
@@ -76,7 +82,9 @@ def test_nothing_grows(program: str, total: int) -> None:
     assert samples[-1]["binding operations"] == 0
 
 
-@pytest.mark.parametrize(("program", "total"), [("through_lanes", 2_000), ("lives", 200)])
+@pytest.mark.parametrize(
+    ("program", "total"), [("through_lanes", 2_000), ("lives", 200), ("memory", 200)]
+)
 def test_nothing_grows_where_calls_block(program: str, total: int) -> None:
     samples = run(program, total, "gpulike")
     assert leaks(samples) == []

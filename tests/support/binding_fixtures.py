@@ -95,3 +95,12 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         else:
             time.sleep(0.002 if attempt < 20 else 0.008)
     assert more == {}
+
+
+@pytest.fixture
+def no_garbage() -> None:
+    """Let go of what tracebacks of earlier tests have kept, for tests that count memory."""
+    gc.collect()
+    end = time.monotonic() + 5
+    while pynccl.diagnostics()["allocations"] and time.monotonic() < end:
+        time.sleep(0.002)

@@ -1,0 +1,3 @@
+CALL_SETTINGS: tuple[str, ...]
+
+class CallConfig: ...

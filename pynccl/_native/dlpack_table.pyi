@@ -1,0 +1,1 @@
+"""Nothing in here is called from Python."""
