@@ -151,8 +151,9 @@ cdef extern from "bind/bind.h" nogil:
 
     ctypedef enum pn_kind_t:
         PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER,
-        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_INIT, PN_SPLIT,
-        PN_CLOSE, PN_ABORT, PN_EVENT, PN_KINDS
+        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER,
+        PN_ALL_GATHER_V, PN_ALL_TO_ALL_V, PN_REDUCE_SCATTER_V, PN_GATHER_V, PN_SCATTER_V,
+        PN_INIT, PN_SPLIT, PN_CLOSE, PN_ABORT, PN_EVENT, PN_KINDS
     ctypedef enum pn_source_t:
         PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM,
         PN_FROM_CLOSED, PN_FROM_MISSING
@@ -193,6 +194,18 @@ cdef extern from "bind/bind.h" nogil:
         int32_t culprit_kind
         int64_t failed_ns
         char detail[1024]
+    ctypedef struct pn_part_t:
+        size_t count
+        size_t offset
+    ctypedef struct pn_uneven_t:
+        pn_part_t *send
+        pn_part_t *recv
+        bint asks
+        int64_t *own
+        int64_t *told
+        const char *refusal
+        pn_op_t *op
+        pn_uneven_t *next
     ctypedef struct pn_op_t:
         pn_comm_t *comm
         void *owner
@@ -215,6 +228,7 @@ cdef extern from "bind/bind.h" nogil:
         pn_outcome_t outcome
         char *detail
         pn_op_t *next_done
+        pn_uneven_t *uneven
         void *argument
     ctypedef struct pn_control_t:
         ncclUniqueId id
@@ -267,6 +281,8 @@ cdef extern from "bind/bind.h" nogil:
     bint pn_may_spin()
     pn_op_t *pn_done_take()
     bint pn_done_some()
+    pn_uneven_t *pn_asking_take()
+    void pn_asking_answer(pn_uneven_t *uneven, bint fits)
     pn_mailbox_t *pn_mailbox_new()
     pn_wait_t *pn_mailbox_take(pn_mailbox_t *box)
     void pn_mailbox_free(pn_mailbox_t *box)

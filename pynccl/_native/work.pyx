@@ -150,6 +150,10 @@ cdef class Work(Operation):
             self.comm.failure_seen = True
         return self.make_error(source)
 
+    cdef int asked(self) except -1:
+        self.control.answer(self)
+        return 0
+
     cdef int ended(self) except -1:
         if self.ending is not None:
             try:

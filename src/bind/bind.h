@@ -53,6 +53,11 @@ typedef enum {
     PN_SEND,
     PN_RECV,
     PN_BARRIER,
+    PN_ALL_GATHER_V,
+    PN_ALL_TO_ALL_V,
+    PN_REDUCE_SCATTER_V,
+    PN_GATHER_V,
+    PN_SCATTER_V,
     PN_COLLECTIVES, /* how many kinds above reach the device */
     PN_INIT = PN_COLLECTIVES,
     PN_SPLIT,
@@ -127,6 +132,25 @@ typedef struct pn_track {
     int awaited; /* operations in it on which somebody waits */
 } pn_track_t;
 
+/* A rank's block in a buffer of uneven blocks, in NCCL's elements. */
+typedef struct {
+    size_t count, offset;
+} pn_part_t;
+
+/* The blocks of an operation that has uneven ones (uneven.c): what goes to each rank, and what comes from
+ * each. Where `asks`, the latter is not known at the call: `own` is told to the others, what they have is
+ * written to `told`, and the owner, to whom pn_asking_take gives it, fills in op->recv and `recv` before it
+ * answers. */
+typedef struct pn_uneven {
+    pn_part_t *send, *recv;
+    bool asks;
+    int64_t *own, *told;
+    _Atomic uint32_t answer;
+    const char *refusal; /* why there is no room */
+    pn_op_t *op;
+    struct pn_uneven *next;
+} pn_uneven_t;
+
 struct pn_op {
     pn_task_t task; /* first: a lane's queue holds it */
     /* set by the owner before pn_submit */
@@ -162,6 +186,7 @@ struct pn_op {
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
     struct pn_op *next_done;
+    pn_uneven_t *uneven;
     void *argument; /* of a control operation: see control.c */
 };
 
@@ -261,8 +286,9 @@ struct pn_comm {
     CUstream stream;
     CUstream aside; /* where producers order themselves while operations are deferred; made on first use */
     pn_track_t track;
-    bool ordered;  /* chained with the device's other ordered communicators, in issue order */
-    void *scratch; /* device memory for barrier() */
+    bool ordered;     /* chained with the device's other ordered communicators, in issue order */
+    void *scratch;    /* device memory for barrier() */
+    int64_t *numbers; /* pinned memory for counts that are asked for; made on first use */
     int scratch_slot;
     pn_clique_t *clique;
     /* under device->lock */
@@ -364,6 +390,17 @@ CUresult pn_after_call(pn_op_t *op, CUstream stream);
  * that the caller knows. Ranks of its own clique are let by: it may be for them that they wait. device->lock
  * held. */
 bool pn_its_turn(const pn_op_t *op);
+/* An operation with uneven blocks: the native calls; and its parts' contacts, with device->lock held. */
+ncclResult_t pn_uneven_call(const pn_op_t *op, ncclRedOp_t redop, CUstream stream);
+bool pn_uneven_contacted(const pn_op_t *op);
+void pn_uneven_mark(const pn_op_t *op);
+/* The lane's, before the call of one that asks: false if that is its end. Inside the communicator. */
+bool pn_uneven_ask(pn_op_t *op);
+bool pn_asking_some(void);
+pn_uneven_t *pn_asking_take(void); /* all that wait for an answer, chained; for whoever holds the GIL */
+enum { PN_ANSWER_NONE, PN_ANSWER_FITS, PN_ANSWER_DOES_NOT };
+void pn_asking_answer(pn_uneven_t *uneven, bool fits);
+size_t pn_element_bytes(int datatype);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
@@ -384,7 +421,7 @@ void pn_op_finish(pn_op_t *op, pn_outcome_t outcome);
 void pn_op_finish_at(pn_op_t *op, pn_outcome_t outcome, int64_t now);
 void pn_op_release(pn_op_t *op); /* its buffers are free: onto the done list */
 pn_op_t *pn_done_take(void);     /* the whole done list, oldest first; chained by next_done */
-bool pn_done_some(void);
+bool pn_done_some(void);         /* or pn_asking_some */
 /* Add a wait; false if the operation has finished. */
 bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
 /* Wait for what is now on a stream, or for an event that the caller has recorded and keeps. op->comm need not
@@ -425,6 +462,7 @@ bool pn_done_nudge(int64_t now); /* the waiter's: wake the reaper for what has l
 /* Block until finished operations have lain undrained for a while, or pn_reaper_stop; false to stop. */
 bool pn_reaper_wait(void);
 void pn_reaper_stop(void);
+void pn_reaper_call(void); /* for what cannot wait until somebody drains */
 
 static inline void pn_link_init(pn_link_t *link) {
     link->prev = link->next = link;

@@ -239,6 +239,8 @@ static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
     pthread_mutex_unlock(&device->lock);
     if (!go)
         return; /* failed with the rest; it is in limbo */
+    if (op->uneven && op->uneven->asks && !pn_uneven_ask(op))
+        return;
     if (!waits)
         pthread_mutex_lock(&device->issue);
     issue_now(op, NULL);

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl._native.issue", "pynccl._native.streams"),
     ("pynccl._native.dtypes",),
     ("pynccl._native.ops",),
+    ("pynccl._native.uneven",),
     ("pynccl._native.lifecycle",),
     ("pynccl._native",),
     ("pynccl._engines", "pynccl._flight", "pynccl._info"),
