@@ -96,10 +96,13 @@ cdef class Adopted(Ending):
     cdef object result(self, object array):
         if self.made is None:
             jax = sys.modules["jax"]
-            if array.dtype.isbuiltin == 1:
-                self.made = jax.dlpack.from_dlpack(array)
-            else:  # bfloat16 and its like, which NumPy does not export
-                self.made = jax.device_put(array, self.source.device, may_alias=True)
+            # Whoever gave 64 bits had them enabled, if only for a while.
+            wide = array.dtype.itemsize >= 8 and hasattr(jax, "enable_x64")
+            with jax.enable_x64(True) if wide else contextlib.nullcontext():
+                if array.dtype.isbuiltin == 1:
+                    self.made = jax.dlpack.from_dlpack(array)
+                else:  # bfloat16 and its like, which NumPy does not export
+                    self.made = jax.device_put(array, self.source.device, may_alias=True)
             self.source = None
         return self.made
 

@@ -128,9 +128,9 @@ cdef class Work(Operation):
     cdef object outcome(self):
         """The result of an operation that has ended well."""
         if self.ending is not None:
-            self.result_array = self.ending.result(self.result_array)
             if self.unseen is not None:
                 self.unseen.error = None
+            self.result_array = self.ending.result(self.result_array)
         return self.result_array
 
     cdef object failure(self):
@@ -159,7 +159,7 @@ cdef class Work(Operation):
             try:
                 self.ending.released()
             except Exception as error:  # whoever asks for the result meets it again
-                self.unseen_failure(error)
+                self.unseen_failure(error.with_traceback(None))
         return 0
 
     cdef int failed(self) except -1:
