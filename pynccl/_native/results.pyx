@@ -87,6 +87,14 @@ cdef class Ending:
         return 0
 
 
+def wide_types(jax):
+    """A context in which JAX keeps 64 bits: whoever gave them had it so, if only for a while."""
+    for home in (jax, getattr(jax, "experimental", None)):  # the older place
+        if hasattr(home, "enable_x64"):
+            return home.enable_x64(True)
+    return contextlib.nullcontext()
+
+
 cdef class Adopted(Ending):
     """Turns a NumPy array into one of JAX, which cannot be written: in place, with no copy."""
 
@@ -96,9 +104,7 @@ cdef class Adopted(Ending):
     cdef object result(self, object array):
         if self.made is None:
             jax = sys.modules["jax"]
-            # Whoever gave 64 bits had them enabled, if only for a while.
-            wide = array.dtype.itemsize >= 8 and hasattr(jax, "enable_x64")
-            with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            with wide_types(jax) if array.dtype.itemsize >= 8 else contextlib.nullcontext():
                 if array.dtype.isbuiltin == 1:
                     self.made = jax.dlpack.from_dlpack(array)
                 else:  # bfloat16 and its like, which NumPy does not export

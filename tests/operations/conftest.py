@@ -21,9 +21,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def writes_table(request: pytest.FixtureRequest) -> bool:
     # The default serves a run that met this file too late to add the option.
     return bool(request.config.getoption("--write-table", default=False))
-
-
-@pytest.fixture
-def long(request: pytest.FixtureRequest) -> bool:
-    """Whether the full length is asked for."""
-    return bool(request.config.getoption("--long", default=False))

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pynccl._native.results import wide_types
+
 Array = NDArray[Any]
 
 #: By the names that the table uses.
@@ -67,7 +69,7 @@ def _torch() -> Library:
 
 
 def _jax_make(x: Array) -> Any:
-    with jax.enable_x64(True):
+    with wide_types(jax):
         made = jax.numpy.asarray(x)
     if made.dtype != x.dtype:
         raise TypeError(made.dtype)
