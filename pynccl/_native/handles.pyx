@@ -37,8 +37,8 @@ STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
 
 cdef tuple KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
-    "scatter", "send", "recv", "barrier", "all_gather_v", "all_to_all_v", "reduce_scatter_v", "gather_v",
-    "scatter_v", "init", "split", "close", "abort", "wait",
+    "scatter", "send", "recv", "barrier", "all_gather_v", "all_to_all_v", "reduce_scatter_v",
+    "gather_v", "scatter_v", "init", "split", "close", "abort", "wait",
 )
 
 

@@ -18,7 +18,7 @@ cdef struct call_t:
     int redop           # ncclRedOp_t
     int datatype        # ncclDataType_t, as which the elements travel
     size_t unit         # how many of these an element of the arrays is
-    pn_uneven_t *uneven # the blocks, where they are not all of one size
+    pn_uneven_t *uneven  # the blocks, where they are not all of one size
     PyObject *blocks    # their owner, who answers where the others are asked for theirs
     PyObject *stream
     PyObject *timeout

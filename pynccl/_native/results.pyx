@@ -88,7 +88,7 @@ cdef class Ending:
 
 
 def wide_types(jax):
-    """A context in which JAX keeps 64 bits: whoever gave them had it so, if only for a while."""
+    """A context in which JAX keeps 64 bits: whoever gave them had it so for a while."""
     for home in (jax, getattr(jax, "experimental", None)):  # the older place
         if hasattr(home, "enable_x64"):
             return home.enable_x64(True)

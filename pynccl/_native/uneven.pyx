@@ -40,7 +40,7 @@ cdef list counts_of(object counts, int ranks, str name):
         rows = [index(count) for count in counts]
     except TypeError:
         rows = None
-    if rows is None or len(rows) != ranks or any(count < 0 for count in rows):
+    if rows is None or len(rows) != ranks or min(rows) < 0:
         raise ConfigError(
             f"{name} must be {ranks} numbers of rows, one a rank, not {counts!r}"
         )
@@ -194,7 +194,9 @@ cdef class UnevenOperations(Operations):
             blocks.put(blocks.c.recv, call.root, rows[0])
         elif receives and call.kind != PN_REDUCE_SCATTER_V:
             blocks.lay(blocks.c.recv, rows)
-        return self.start(call, send, &recv, send.count, x, (blocks, keep, kept), result, ending)
+        return self.start(
+            call, send, &recv, send.count, x, (blocks, keep, kept), result, ending
+        )
 
     def all_gather_v(
         self, x, counts=None, out=None, *, pack=False, stream=None, timeout=None, timed=False
