@@ -1,11 +1,9 @@
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from pynccl._native.ops import Operations
 from pynccl._native.work import Work
 from pynccl.types import Reduction
-
-Counts: TypeAlias = Sequence[int]
 
 class Blocks:
     def __new__(cls, ranks: int) -> Blocks: ...
@@ -15,7 +13,7 @@ class UnevenOperations(Operations):
     def all_gather_v(
         self,
         x: Any,
-        counts: Counts | None = None,
+        counts: Sequence[int] | None = None,
         out: Any = None,
         *,
         pack: bool = False,
@@ -26,7 +24,7 @@ class UnevenOperations(Operations):
     def gather_v(
         self,
         x: Any,
-        counts: Counts | None = None,
+        counts: Sequence[int] | None = None,
         out: Any = None,
         root: int = 0,
         *,
@@ -38,8 +36,8 @@ class UnevenOperations(Operations):
     def all_to_all_v(
         self,
         x: Any,
-        send_counts: Counts,
-        recv_counts: Counts | None = None,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int] | None = None,
         out: Any = None,
         *,
         pack: bool = False,
@@ -50,7 +48,7 @@ class UnevenOperations(Operations):
     def reduce_scatter_v(
         self,
         x: Any,
-        counts: Counts,
+        counts: Sequence[int],
         out: Any = None,
         op: Reduction = "sum",
         *,
@@ -62,7 +60,7 @@ class UnevenOperations(Operations):
     def scatter_v(
         self,
         x: Any,
-        counts: Counts | None = None,
+        counts: Sequence[int] | None = None,
         out: Any = None,
         root: int = 0,
         *,
