@@ -194,18 +194,7 @@ cdef extern from "bind/bind.h" nogil:
         int32_t culprit_kind
         int64_t failed_ns
         char detail[1024]
-    ctypedef struct pn_part_t:
-        size_t count
-        size_t offset
-    ctypedef struct pn_uneven_t:
-        pn_part_t *send
-        pn_part_t *recv
-        bint asks
-        int64_t *own
-        int64_t *told
-        const char *refusal
-        pn_op_t *op
-        pn_uneven_t *next
+    ctypedef struct pn_uneven_t
     ctypedef struct pn_op_t:
         pn_comm_t *comm
         void *owner
@@ -281,8 +270,6 @@ cdef extern from "bind/bind.h" nogil:
     bint pn_may_spin()
     pn_op_t *pn_done_take()
     bint pn_done_some()
-    pn_uneven_t *pn_asking_take()
-    void pn_asking_answer(pn_uneven_t *uneven, bint fits)
     pn_mailbox_t *pn_mailbox_new()
     pn_wait_t *pn_mailbox_take(pn_mailbox_t *box)
     void pn_mailbox_free(pn_mailbox_t *box)
@@ -299,3 +286,19 @@ cdef extern from "bind/bind.h" nogil:
         long abandoned_communicators, stuck_threads
     void pn_live_read(pn_live_t *live)
     void pn_live_watch_fork()
+
+cdef extern from "bind/uneven.h" nogil:
+    ctypedef struct pn_part_t:
+        size_t count
+        size_t offset
+    ctypedef struct pn_uneven_t:
+        pn_part_t *send
+        pn_part_t *recv
+        bint asks
+        int64_t *own
+        int64_t *told
+        const char *refusal
+        pn_op_t *op
+        pn_uneven_t *next
+    pn_uneven_t *pn_asking_take()
+    void pn_asking_answer(pn_uneven_t *uneven, bint fits)

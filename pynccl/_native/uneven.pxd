@@ -16,6 +16,7 @@ cdef class Blocks:
     cdef object target      # where it is received: out, or a contiguous array in its stead
     cdef object stream      # a context on the stream of x's library
     cdef bint receives
+    cdef bint sync          # whether its library's stream is waited for
     cdef bytes refusal
     cdef int lay(self, pn_part_t *side, list rows) except -1
     cdef int put(self, pn_part_t *side, int rank, size_t rows) except -1

@@ -18,6 +18,7 @@ class UnevenOperations(Operations):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -30,6 +31,7 @@ class UnevenOperations(Operations):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -42,6 +44,7 @@ class UnevenOperations(Operations):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -54,6 +57,7 @@ class UnevenOperations(Operations):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...
@@ -66,6 +70,7 @@ class UnevenOperations(Operations):
         *,
         pack: bool = False,
         stream: Any = None,
+        sync: bool = True,
         timeout: float | None = None,
         timed: bool = False,
     ) -> Work: ...

@@ -11,16 +11,21 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from pynccl._native.abi cimport (
+    CUDA_SUCCESS,
     PN_ALL_GATHER_V,
     PN_ALL_TO_ALL_V,
     PN_GATHER_V,
     PN_REDUCE_SCATTER_V,
     PN_SCATTER_V,
+    CUresult,
+    CUstream,
     pn_asking_answer,
     pn_op_finished,
+    pn_order_streams,
     pn_part_t,
 )
 from pynccl._native.dtypes cimport moved, reduced, same_type
+from pynccl._native.engine cimport cuda_exception
 from pynccl._native.issue cimport call_t, recording
 from pynccl._native.ops cimport Operations, apart, rank_in_range, set_up, writable
 from pynccl._native.results cimport Ending, ending_of, fresh_like, shape_of, unpacked
@@ -84,8 +89,11 @@ cdef class Blocks:
 
     def answer(self, Work work):
         """Make room for what the others have told; called by whoever drains."""
+        cdef call_t call
         cdef view_t recv
+        cdef CUresult rc = CUDA_SUCCESS
         cdef bint fits = False
+        cdef int i
         if pn_op_finished(&work.c):
             return  # its communicator has failed meanwhile
         try:
@@ -97,7 +105,17 @@ cdef class Blocks:
                         shape = (sum(rows), *shape_of(self.x)[1:])
                         result = target = fresh_like(self.x, shape)
                     work.ending = ending_of(self.x)
-                kept = self.comm.look(target, &recv, "out")
+                set_up(&call, work.c.kind, None, self.sync, None, False, False)
+                kept = self.comm.look(&call, target, &recv, "out")
+                # The lane stands still before this operation: nothing else is behind the wait.
+                for i in range(call.order.count):
+                    with nogil:
+                        rc = pn_order_streams(
+                            self.comm.c.device, <CUstream>call.order.producers[i],
+                            self.comm.c.stream)
+                    if rc != CUDA_SUCCESS:
+                        raise cuda_exception(
+                            self.comm.engine, rc, "cuStreamWaitEvent", work.what())
                 if recv.count != sum(rows) * self.row:
                     raise InvalidBufferError(
                         f"out has {recv.count} elements, but {sum(rows)} rows of {self.row} "
@@ -160,7 +178,7 @@ cdef class UnevenOperations(Operations):
             )
         target = result = kept = None
         if receives and out is not None:
-            target = self.compact(out, "out", False, True) if call.pack else out
+            target = self.compact(call, out, "out", False, True) if call.pack else out
             result = out
             if target is not out:
                 ending = unpacked(target, out)
@@ -168,7 +186,7 @@ cdef class UnevenOperations(Operations):
             target = result = fresh_like(x, (sum(rows), *shape_of(x)[1:]))
             ending = ending_of(x)
         if target is not None:
-            kept = self.look(target, &recv, "out")
+            kept = self.look(call, target, &recv, "out")
             writable(&recv, "out")
             same_type(x, send, target, &recv)
             if asks:
@@ -189,17 +207,19 @@ cdef class UnevenOperations(Operations):
             blocks.out = out
             blocks.target = target
             blocks.receives = receives
+            blocks.sync = call.order.sync
             blocks.stream = current_stream(x)
         elif receives and call.kind == PN_SCATTER_V:
             blocks.put(blocks.c.recv, call.root, rows[0])
         elif receives and call.kind != PN_REDUCE_SCATTER_V:
             blocks.lay(blocks.c.recv, rows)
         return self.start(
-            call, send, &recv, send.count, x, (blocks, keep, kept), result, ending
+            call, send, &recv, send.count, (blocks, keep, kept), result, ending
         )
 
     def all_gather_v(
-        self, x, counts=None, out=None, *, pack=False, stream=None, timeout=None, timed=False
+        self, x, counts=None, out=None, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Join every rank's x, in rank order, on every rank (``ncclSend``, ``ncclRecv``).
 
@@ -211,15 +231,15 @@ cdef class UnevenOperations(Operations):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_ALL_GATHER_V, stream, timeout, timed, pack)
+        set_up(&call, PN_ALL_GATHER_V, stream, sync, timeout, timed, pack)
         rows = None if counts is None else counts_of(counts, self.c.size, "counts")
         return self.join(&call, x, rows, out, True)
 
     cdef Work join(self, call_t *call, object x, list rows, object out, bint receives):
         cdef view_t send
         cdef Blocks blocks
-        given = self.compact(x, "x", True, False) if call.pack else x
-        keep = self.look(given, &send, "x")
+        given = self.compact(call, x, "x", True, False) if call.pack else x
+        keep = self.look(call, given, &send, "x")
         blocks = self.rows_of(call, x, given, &send, None)
         if rows is not None:
             as_said(&send, "x", rows[self.c.rank], f"counts is {rows}, this is {self.c.rank}")
@@ -230,8 +250,8 @@ cdef class UnevenOperations(Operations):
         return self.submit(call, blocks, x, &send, keep, out, rows, receives)
 
     def gather_v(
-        self, x, counts=None, out=None, root=0, *, pack=False, stream=None, timeout=None,
-        timed=False,
+        self, x, counts=None, out=None, root=0, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Join every rank's x, in rank order, on the root (``ncclSend``, ``ncclRecv``).
 
@@ -246,14 +266,14 @@ cdef class UnevenOperations(Operations):
         """
         cdef call_t call
         self.usable()
-        set_up(&call, PN_GATHER_V, stream, timeout, timed, pack)
+        set_up(&call, PN_GATHER_V, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, root, "root")
         rows = None if counts is None else counts_of(counts, self.c.size, "counts")
         return self.join(&call, x, rows, out, call.root == self.c.rank)
 
     def all_to_all_v(
         self, x, send_counts, recv_counts=None, out=None, *, pack=False, stream=None,
-        timeout=None, timed=False,
+        sync=True, timeout=None, timed=False,
     ):
         """Send each rank its own block of rows (``ncclSend``, ``ncclRecv``). Any dtype.
 
@@ -268,13 +288,13 @@ cdef class UnevenOperations(Operations):
         cdef view_t send
         cdef Blocks blocks
         self.usable()
-        set_up(&call, PN_ALL_TO_ALL_V, stream, timeout, timed, pack)
+        set_up(&call, PN_ALL_TO_ALL_V, stream, sync, timeout, timed, pack)
         sent = counts_of(send_counts, self.c.size, "send_counts")
         rows = None
         if recv_counts is not None:
             rows = counts_of(recv_counts, self.c.size, "recv_counts")
-        given = self.compact(x, "x", True, False) if call.pack else x
-        keep = self.look(given, &send, "x")
+        given = self.compact(&call, x, "x", True, False) if call.pack else x
+        keep = self.look(&call, given, &send, "x")
         blocks = self.rows_of(&call, x, given, &send, None)
         as_said(&send, "x", sum(sent), f"send_counts is {sent}")
         if rows is not None and rows[self.c.rank] != sent[self.c.rank]:
@@ -288,8 +308,8 @@ cdef class UnevenOperations(Operations):
         return self.submit(&call, blocks, x, &send, keep, out, rows, True)
 
     def reduce_scatter_v(
-        self, x, counts, out=None, op="sum", *, pack=False, stream=None, timeout=None,
-        timed=False,
+        self, x, counts, out=None, op="sum", *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Reduce x over all ranks; each gets its own block of rows (``ncclReduce`` a rank).
 
@@ -305,10 +325,10 @@ cdef class UnevenOperations(Operations):
         cdef view_t send
         cdef Blocks blocks
         self.usable()
-        set_up(&call, PN_REDUCE_SCATTER_V, stream, timeout, timed, pack)
+        set_up(&call, PN_REDUCE_SCATTER_V, stream, sync, timeout, timed, pack)
         rows = counts_of(counts, self.c.size, "counts")
-        given = self.compact(x, "x", True, False) if call.pack else x
-        keep = self.look(given, &send, "x")
+        given = self.compact(&call, x, "x", True, False) if call.pack else x
+        keep = self.look(&call, given, &send, "x")
         blocks = self.rows_of(&call, x, given, &send, op)
         as_said(&send, "x", sum(rows), f"counts is {rows}")
         blocks.lay(blocks.c.send, rows)
@@ -320,19 +340,19 @@ cdef class UnevenOperations(Operations):
         """This rank's part of a scatter from another."""
         cdef view_t recv
         cdef Blocks blocks
-        target = self.compact(out, "out", False, True) if call.pack else out
-        keep = self.look(target, &recv, "out")
+        target = self.compact(call, out, "out", False, True) if call.pack else out
+        keep = self.look(call, target, &recv, "out")
         writable(&recv, "out")
         blocks = self.rows_of(call, out, target, &recv, None)
         blocks.put(blocks.c.recv, call.root, recv.first)
         ending = unpacked(target, out) if target is not out else None
         return self.start(
-            call, NULL, &recv, recv.count, out, (blocks, keep), out, ending
+            call, NULL, &recv, recv.count, (blocks, keep), out, ending
         )
 
     def scatter_v(
-        self, x, counts=None, out=None, root=0, *, pack=False, stream=None, timeout=None,
-        timed=False,
+        self, x, counts=None, out=None, root=0, *, pack=False, stream=None, sync=True,
+        timeout=None, timed=False,
     ):
         """Deal the root's x out in blocks of different sizes (``ncclSend``, ``ncclRecv``).
 
@@ -347,7 +367,7 @@ cdef class UnevenOperations(Operations):
         cdef view_t send
         cdef Blocks blocks
         self.usable()
-        set_up(&call, PN_SCATTER_V, stream, timeout, timed, pack)
+        set_up(&call, PN_SCATTER_V, stream, sync, timeout, timed, pack)
         call.root = rank_in_range(self, root, "root")
         if call.root != self.c.rank:
             if out is None:
@@ -356,8 +376,8 @@ cdef class UnevenOperations(Operations):
                 )
             return self.take_block(&call, out)
         rows = counts_of(counts, self.c.size, "counts")
-        given = self.compact(x, "x", True, False) if call.pack else x
-        keep = self.look(given, &send, "x")
+        given = self.compact(&call, x, "x", True, False) if call.pack else x
+        keep = self.look(&call, given, &send, "x")
         blocks = self.rows_of(&call, x, given, &send, None)
         as_said(&send, "x", sum(rows), f"counts is {rows}")
         blocks.lay(blocks.c.send, rows)

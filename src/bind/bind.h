@@ -93,6 +93,7 @@ typedef struct pn_op pn_op_t;
 typedef struct pn_comm pn_comm_t;
 typedef struct pn_device pn_device_t;
 typedef struct pn_group pn_group_t;
+typedef struct pn_uneven pn_uneven_t; /* uneven.h */
 
 /* ---- waiting for operations (op.c) ---------------------------------------------------------------- */
 
@@ -132,25 +133,6 @@ typedef struct pn_track {
     int awaited; /* operations in it on which somebody waits */
 } pn_track_t;
 
-/* A rank's block in a buffer of uneven blocks, in NCCL's elements. */
-typedef struct {
-    size_t count, offset;
-} pn_part_t;
-
-/* The blocks of an operation that has uneven ones (uneven.c): what goes to each rank, and what comes from
- * each. Where `asks`, the latter is not known at the call: `own` is told to the others, what they have is
- * written to `told`, and the owner, to whom pn_asking_take gives it, fills in op->recv and `recv` before it
- * answers. */
-typedef struct pn_uneven {
-    pn_part_t *send, *recv;
-    bool asks;
-    int64_t *own, *told;
-    _Atomic uint32_t answer;
-    const char *refusal; /* why there is no room */
-    pn_op_t *op;
-    struct pn_uneven *next;
-} pn_uneven_t;
-
 struct pn_op {
     pn_task_t task; /* first: a lane's queue holds it */
     /* set by the owner before pn_submit */
@@ -186,8 +168,8 @@ struct pn_op {
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
     struct pn_op *next_done;
-    pn_uneven_t *uneven;
-    void *argument; /* of a control operation: see control.c */
+    pn_uneven_t *uneven; /* NULL: all blocks are of one size */
+    void *argument;      /* of a control operation: see control.c */
 };
 
 /* ---- devices (device.c) --------------------------------------------------------------------------- */
@@ -390,16 +372,6 @@ CUresult pn_after_call(pn_op_t *op, CUstream stream);
  * that the caller knows. Ranks of its own clique are let by: it may be for them that they wait. device->lock
  * held. */
 bool pn_its_turn(const pn_op_t *op);
-/* An operation with uneven blocks: the native calls; and its parts' contacts, with device->lock held. */
-ncclResult_t pn_uneven_call(const pn_op_t *op, ncclRedOp_t redop, CUstream stream);
-bool pn_uneven_contacted(const pn_op_t *op);
-void pn_uneven_mark(const pn_op_t *op);
-/* The lane's, before the call of one that asks: false if that is its end. Inside the communicator. */
-bool pn_uneven_ask(pn_op_t *op);
-bool pn_asking_some(void);
-pn_uneven_t *pn_asking_take(void); /* all that wait for an answer, chained; for whoever holds the GIL */
-enum { PN_ANSWER_NONE, PN_ANSWER_FITS, PN_ANSWER_DOES_NOT };
-void pn_asking_answer(pn_uneven_t *uneven, bool fits);
 size_t pn_element_bytes(int datatype);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);

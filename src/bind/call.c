@@ -1,5 +1,6 @@
 /* The native calls behind each kind of operation, and which of them may wait for peers. */
 #include "bind.h"
+#include "uneven.h"
 
 size_t pn_element_bytes(int datatype) {
     static const uint8_t bytes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};

@@ -1,5 +1,6 @@
 /* Issuing one operation: inline where nothing can make it wait, through the lane otherwise. */
 #include "bind.h"
+#include "uneven.h"
 
 #include <sched.h>
 #include <stdio.h>

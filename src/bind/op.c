@@ -1,6 +1,7 @@
 /* Operations: from finished to released, and how those who wait are told. */
 #define _GNU_SOURCE
 #include "bind.h"
+#include "uneven.h"
 #include "futex.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * still meanwhile, and the operation stays among the device's called ones, so that nothing which was called
  * later gets ahead of it: its place in the order is that of the call, as on every other rank.
  */
-#include "bind.h"
+#include "uneven.h"
 #include "futex.h"
 
 #include <stdio.h>
