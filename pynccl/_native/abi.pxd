@@ -173,9 +173,10 @@ cdef extern from "bind/bind.h" nogil:
 
     ctypedef enum pn_kind_t:
         PN_ALL_REDUCE, PN_REDUCE, PN_BROADCAST, PN_ALL_GATHER, PN_REDUCE_SCATTER,
-        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER, PN_PUT, PN_SIGNAL,
-        PN_WAIT_SIGNAL, PN_INIT, PN_SPLIT,
-        PN_CLOSE, PN_REGISTER, PN_DEREGISTER, PN_ABORT, PN_EVENT, PN_KINDS
+        PN_ALL_TO_ALL, PN_GATHER, PN_SCATTER, PN_SEND, PN_RECV, PN_BARRIER,
+        PN_ALL_GATHER_V, PN_ALL_TO_ALL_V, PN_REDUCE_SCATTER_V, PN_GATHER_V, PN_SCATTER_V,
+        PN_PUT, PN_SIGNAL, PN_WAIT_SIGNAL, PN_INIT, PN_SPLIT, PN_CLOSE, PN_REGISTER,
+        PN_DEREGISTER, PN_ABORT, PN_EVENT, PN_KINDS
     ctypedef enum pn_source_t:
         PN_OK, PN_FROM_NCCL, PN_FROM_CUDA, PN_FROM_DEADLINE, PN_FROM_ABORT, PN_FROM_COMM,
         PN_FROM_CLOSED, PN_FROM_MISSING
@@ -216,6 +217,7 @@ cdef extern from "bind/bind.h" nogil:
         int32_t culprit_kind
         int64_t failed_ns
         char detail[1024]
+    ctypedef struct pn_uneven_t
     ctypedef struct pn_op_t:
         pn_comm_t *comm
         void *owner
@@ -239,6 +241,7 @@ cdef extern from "bind/bind.h" nogil:
         pn_outcome_t outcome
         char *detail
         pn_op_t *next_done
+        pn_uneven_t *uneven
         void *argument
     ctypedef struct pn_one_sided_t:
         ncclWindow_t window
@@ -319,6 +322,21 @@ cdef extern from "bind/bind.h" nogil:
     void pn_live_read(pn_live_t *live)
     void pn_live_watch_fork()
 
+cdef extern from "bind/uneven.h" nogil:
+    ctypedef struct pn_part_t:
+        size_t count
+        size_t offset
+    ctypedef struct pn_uneven_t:
+        pn_part_t *send
+        pn_part_t *recv
+        bint asks
+        int64_t *own
+        int64_t *told
+        const char *refusal
+        pn_op_t *op
+        pn_uneven_t *next
+    pn_uneven_t *pn_asking_take()
+    void pn_asking_answer(pn_uneven_t *uneven, bint fits)
 cdef extern from "bind/memory.h" nogil:
     int PN_DLPACK_MAJOR, PN_DLPACK_MINOR
     ctypedef struct pn_memory_t:

@@ -7,6 +7,7 @@ cdef class Operation:
     cdef object keep
     cdef list waits         # pairs of (Reactor, futures), while it has not ended
     cdef int failed(self) except -1
+    cdef int asked(self) except -1
     cdef int ended(self) except -1
 
 cdef class Reactor:

@@ -23,6 +23,7 @@ from pynccl._native.abi cimport (
     pn_burst_t,
     pn_burst_turn,
     pn_done_some,
+    pn_asking_take,
     pn_done_take,
     pn_forked,
     pn_mailbox_free,
@@ -32,6 +33,7 @@ from pynccl._native.abi cimport (
     pn_reaper_stop,
     pn_reaper_wait,
     pn_suspended,
+    pn_uneven_t,
     pn_wait_t,
 )
 
@@ -50,6 +52,10 @@ cdef class Operation:
         """It has ended with a failure, and is about to be let go of."""
         return 0
 
+    cdef int asked(self) except -1:
+        """Others have told how much comes; it waits for an answer."""
+        return 0
+
     cdef int ended(self) except -1:
         """It has ended well, and is about to be let go of."""
         return 0
@@ -61,7 +67,11 @@ cdef int drain_done() except -1:
     """Let go of everything that the device is done with."""
     cdef pn_op_t *op = pn_done_take()
     cdef pn_op_t *following
+    cdef pn_uneven_t *asking = pn_asking_take()
     cdef Operation held
+    # What asks has not been let go of, unless it is on the done list as well: it comes first.
+    if asking != NULL:
+        answer_all(asking)
     while op != NULL:
         following = op.next_done
         held = <Operation>op.owner
@@ -76,6 +86,17 @@ cdef int drain_done() except -1:
     # An operation is put on the done list after its waits into their mailboxes.
     if orphans:
         empty_orphans()
+    return 0
+
+
+cdef int answer_all(pn_uneven_t *asking) except -1:
+    """Let each operation of a list of asking ones answer."""
+    who = []
+    while asking != NULL:
+        who.append(<Operation>asking.op.owner)
+        asking = asking.next
+    for held in who:
+        (<Operation>held).asked()
     return 0
 
 

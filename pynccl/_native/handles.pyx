@@ -37,8 +37,9 @@ STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
 
 cdef tuple KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
-    "scatter", "send", "recv", "barrier", "put", "signal", "wait_signal", "init", "split",
-    "close", "register", "deregister", "abort", "wait",
+    "scatter", "send", "recv", "barrier", "all_gather_v", "all_to_all_v", "reduce_scatter_v",
+    "gather_v", "scatter_v", "put", "signal", "wait_signal", "init", "split", "close", "register",
+    "deregister", "abort", "wait",
 )
 
 

@@ -1,6 +1,6 @@
 from cpython.object cimport PyObject
 
-from pynccl._native.abi cimport pn_one_sided_t
+from pynccl._native.abi cimport pn_one_sided_t, pn_uneven_t
 from pynccl._native.exchange cimport order_t
 from pynccl._native.handles cimport CommHandle
 from pynccl._native.results cimport Ending
@@ -18,6 +18,8 @@ cdef struct call_t:
     int redop           # ncclRedOp_t
     int datatype        # ncclDataType_t, as which the elements travel
     size_t unit         # how many of these an element of the arrays is
+    pn_uneven_t *uneven  # the blocks, where they are not all of one size
+    PyObject *blocks    # their owner, who answers where the others are asked for theirs
     PyObject *stream
     PyObject *timeout
     PyObject *config
@@ -27,6 +29,8 @@ cdef struct call_t:
     bint settled        # what follows is filled in, by the first array that is looked at
     size_t handle       # of the caller's stream, where there is one
     order_t order
+
+cdef bint recording() except -1
 
 cdef class Issuer(CommHandle):
     cdef Work start(

@@ -60,6 +60,11 @@ cdef object here():
     return get_ident(), None if loop is None else current_task(loop)
 
 
+cdef bint recording() except -1:
+    """Whether a group of this task on this thread would record an operation."""
+    return open_groups > 0 and here() in groups
+
+
 cdef class Recorder:
     """What a group collects: one a (task, thread), so that others issue normally meanwhile."""
 
@@ -258,6 +263,10 @@ cdef class Issuer(CommHandle):
         work.c.kind = call.kind
         work.c.redop = call.redop
         work.c.root = call.root
+        if call.uneven != NULL:
+            work.c.uneven = call.uneven
+            work.c.may_wait = call.uneven.asks
+            work.control = <object>call.blocks
         if typed != NULL:
             work.c.send = send.data if send != NULL else NULL
             work.c.recv = recv.data if recv != NULL else NULL

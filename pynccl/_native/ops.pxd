@@ -1,4 +1,5 @@
 from pynccl._native.issue cimport Issuer, call_t
+from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
 
 cdef int set_up(
@@ -6,6 +7,8 @@ cdef int set_up(
     object config,
 ) except -1
 cdef int rank_in_range(Operations comm, object rank, str name) except -1
+cdef int writable(view_t *view, str name) except -1
+cdef int apart(int kind, view_t *send, view_t *recv, size_t first) except -1
 
 cdef class Operations(Issuer):
     cdef Work run(

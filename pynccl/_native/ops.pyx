@@ -10,15 +10,20 @@ from libc.stdint cimport int64_t
 
 from pynccl._native.abi cimport (
     PN_ALL_GATHER,
+    PN_ALL_GATHER_V,
     PN_ALL_REDUCE,
     PN_ALL_TO_ALL,
+    PN_ALL_TO_ALL_V,
     PN_BARRIER,
     PN_BROADCAST,
     PN_GATHER,
+    PN_GATHER_V,
     PN_RECV,
     PN_REDUCE,
     PN_REDUCE_SCATTER,
+    PN_REDUCE_SCATTER_V,
     PN_SCATTER,
+    PN_SCATTER_V,
     PN_SEND,
 )
 from pynccl._native.dtypes cimport moved, reduced, same_type
@@ -72,6 +77,8 @@ cdef int set_up(
     call.order.told = False
     call.order.stream = 0
     call.order.count = 0
+    call.uneven = NULL
+    call.blocks = NULL
     return 0
 
 
@@ -120,19 +127,23 @@ cdef int counted(int kind, view_t *send, view_t *recv, size_t block, size_t rank
     return 0
 
 
-cdef int apart(int kind, view_t *send, view_t *recv, size_t block, int rank) except -1:
-    """Refuse any overlap of input and output but NCCL's in place."""
-    cdef size_t s = <size_t>send.data, r = <size_t>recv.data, own = rank * block * send.itemsize
+cdef int apart(int kind, view_t *send, view_t *recv, size_t first) except -1:
+    """Refuse any overlap of input and output but NCCL's in place.
+
+    Args:
+        first: the element with which this rank's own block begins, where there are blocks.
+    """
+    cdef size_t s = <size_t>send.data, r = <size_t>recv.data, own = first * send.itemsize
     cdef size_t s_end = s + send.count * send.itemsize, r_end = r + recv.count * recv.itemsize
     if s == s_end or r == r_end or s_end <= r or r_end <= s:
         return 0
-    if kind == PN_ALL_TO_ALL:
+    if kind == PN_ALL_TO_ALL or kind == PN_ALL_TO_ALL_V:
         rule = "an all-to-all cannot run in place"
-    elif joins(kind):
+    elif joins(kind) or kind == PN_ALL_GATHER_V or kind == PN_GATHER_V:
         if s == r + own:
             return 0
         rule = "in place means that x is this rank's own block of out"
-    elif deals(kind):
+    elif deals(kind) or kind == PN_REDUCE_SCATTER_V or kind == PN_SCATTER_V:
         if r == s + own:
             return 0
         rule = "in place means that out is this rank's own block of x"
@@ -248,7 +259,7 @@ cdef class Operations(Issuer):
         writable(&recv, "out")
         same_type(given, &send, target, &recv)
         counted(kind, &send, &recv, block, self.c.size)
-        apart(kind, &send, &recv, block, self.c.rank)
+        apart(kind, &send, &recv, self.c.rank * block)
         return self.start(call, &send, &recv, block, (keep, kept), result, ending)
 
     def all_reduce(

@@ -91,6 +91,14 @@ cdef class Ending:
         return 0
 
 
+def wide_types(jax):
+    """A context in which JAX keeps 64 bits: whoever gave them had it so for a while."""
+    for home in (jax, getattr(jax, "experimental", None)):  # the older place
+        if hasattr(home, "enable_x64"):
+            return home.enable_x64(True)
+    return contextlib.nullcontext()
+
+
 cdef class Adopted(Ending):
     """Turns a NumPy array into one of JAX, which cannot be written: in place, with no copy."""
 
@@ -100,10 +108,11 @@ cdef class Adopted(Ending):
     cdef object result(self, object array):
         if self.made is None:
             jax = sys.modules["jax"]
-            if array.dtype.isbuiltin == 1:
-                self.made = jax.dlpack.from_dlpack(array)
-            else:  # bfloat16 and its like, which NumPy does not export
-                self.made = jax.device_put(array, self.source.device, may_alias=True)
+            with wide_types(jax) if array.dtype.itemsize >= 8 else contextlib.nullcontext():
+                if array.dtype.isbuiltin == 1:
+                    self.made = jax.dlpack.from_dlpack(array)
+                else:  # bfloat16 and its like, which NumPy does not export
+                    self.made = jax.device_put(array, self.source.device, may_alias=True)
             self.source = None
         return self.made
 

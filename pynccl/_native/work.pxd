@@ -10,7 +10,7 @@ cdef class Work(Operation):
     cdef Engine engine
     cdef CommHandle comm    # None for waits that belong to no communicator
     cdef int64_t spin_ns
-    cdef object control     # the native block of a management call
+    cdef object control     # the native block of a management call, or the one who answers
     cdef object result_array
     cdef Ending ending      # what is left to do for the result when the device is done
     cdef object group       # the group that records it and has not issued it yet

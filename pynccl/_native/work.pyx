@@ -128,9 +128,9 @@ cdef class Work(Operation):
     cdef object outcome(self):
         """The result of an operation that has ended well."""
         if self.ending is not None:
-            self.result_array = self.ending.result(self.result_array)
             if self.unseen is not None:
                 self.unseen.error = None
+            self.result_array = self.ending.result(self.result_array)
         return self.result_array
 
     cdef object failure(self):
@@ -150,12 +150,16 @@ cdef class Work(Operation):
             self.comm.failure_seen = True
         return self.make_error(source)
 
+    cdef int asked(self) except -1:
+        self.control.answer(self)
+        return 0
+
     cdef int ended(self) except -1:
         if self.ending is not None:
             try:
                 self.ending.released()
             except Exception as error:  # whoever asks for the result meets it again
-                self.unseen_failure(error)
+                self.unseen_failure(error.with_traceback(None))
         return 0
 
     cdef int failed(self) except -1:

@@ -54,6 +54,11 @@ typedef enum {
     PN_SEND,
     PN_RECV,
     PN_BARRIER,
+    PN_ALL_GATHER_V,
+    PN_ALL_TO_ALL_V,
+    PN_REDUCE_SCATTER_V,
+    PN_GATHER_V,
+    PN_SCATTER_V,
     PN_PUT,
     PN_SIGNAL,
     PN_WAIT_SIGNAL,
@@ -94,6 +99,7 @@ typedef struct pn_op pn_op_t;
 typedef struct pn_comm pn_comm_t;
 typedef struct pn_device pn_device_t;
 typedef struct pn_group pn_group_t;
+typedef struct pn_uneven pn_uneven_t; /* uneven.h */
 
 /* ---- waiting for operations (op.c) ---------------------------------------------------------------- */
 
@@ -169,7 +175,8 @@ struct pn_op {
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
     struct pn_op *next_done;
-    void *argument; /* of a control operation: see control.c; of a one-sided one a pn_one_sided_t */
+    pn_uneven_t *uneven; /* NULL: all blocks are of one size */
+    void *argument;      /* of a control operation: see control.c; of a one-sided one a pn_one_sided_t */
 };
 
 /* ---- devices (device.c) --------------------------------------------------------------------------- */
@@ -268,8 +275,9 @@ struct pn_comm {
     CUstream stream;
     CUstream aside; /* where producers order themselves while operations are deferred; made on first use */
     pn_track_t track;
-    bool ordered;  /* chained with the device's other ordered communicators, in issue order */
-    void *scratch; /* device memory for barrier() */
+    bool ordered;     /* chained with the device's other ordered communicators, in issue order */
+    void *scratch;    /* device memory for barrier() */
+    int64_t *numbers; /* pinned memory for counts that are asked for; made on first use */
     int scratch_slot;
     pn_clique_t *clique;
     /* under device->lock */
@@ -393,6 +401,7 @@ CUresult pn_after_call(pn_op_t *op, CUstream stream);
  * that the caller knows. Ranks of its own clique are let by: it may be for them that they wait. device->lock
  * held. */
 bool pn_its_turn(const pn_op_t *op);
+size_t pn_element_bytes(int datatype);
 /* After the call: `event` was recorded behind it on `track`, or is NULL (its group's carries it). */
 void pn_issued(pn_op_t *op, pn_track_t *track, CUevent event);
 void pn_not_issued(pn_op_t *op, pn_outcome_t why, const char *detail); /* the call failed */
@@ -415,7 +424,7 @@ void pn_op_finish_at(pn_op_t *op, pn_outcome_t outcome, int64_t now);
 void pn_op_release(pn_op_t *op); /* its buffers are free: onto the done list */
 void pn_op_give(pn_op_t *op);    /* onto the done list, for what was never started */
 pn_op_t *pn_done_take(void);     /* the whole done list, oldest first; chained by next_done */
-bool pn_done_some(void);
+bool pn_done_some(void);         /* or pn_asking_some */
 /* Add a wait; false if the operation has finished. */
 bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
 /* Wait for what is now on a stream, or for an event that the caller has recorded and keeps. op->comm need not
@@ -456,6 +465,7 @@ bool pn_done_nudge(int64_t now); /* the waiter's: wake the reaper for what has l
 /* Block until finished operations have lain undrained for a while, or pn_reaper_stop; false to stop. */
 bool pn_reaper_wait(void);
 void pn_reaper_stop(void);
+void pn_reaper_call(void); /* for what cannot wait until somebody drains */
 
 static inline void pn_link_init(pn_link_t *link) {
     link->prev = link->next = link;

@@ -1,15 +1,19 @@
 /* The native calls behind each kind of operation, and which of them may wait for peers. */
 #include "bind.h"
 #include "memory.h"
+#include "uneven.h"
 
-static const size_t element_bytes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+size_t pn_element_bytes(int datatype) {
+    static const uint8_t bytes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+    return bytes[datatype];
+}
 
 /* Before NCCL 2.28 these three were spelled by hand, as grouped point to point. */
 static ncclResult_t exchange(pn_op_t *op, CUstream stream) {
     const pn_comm_t *comm = op->comm;
     const pn_nccl_t *nccl = &comm->device->engine->nccl;
     ncclDataType_t type = (ncclDataType_t)op->datatype;
-    size_t block = op->count * element_bytes[op->datatype];
+    size_t block = op->count * pn_element_bytes(op->datatype);
     const char *send = op->send;
     char *recv = op->recv;
     bool all = op->kind == PN_ALL_TO_ALL, root = comm->rank == op->root;
@@ -83,6 +87,13 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
         if (nccl->ncclScatter)
             COLLECTIVE(ncclScatter, op->send, op->recv, op->count, type, op->root, handle, stream);
         break;
+    case PN_ALL_GATHER_V:
+    case PN_ALL_TO_ALL_V:
+    case PN_REDUCE_SCATTER_V:
+    case PN_GATHER_V:
+    case PN_SCATTER_V:
+        *function = "ncclGroupEnd";
+        return pn_uneven_call(op, redop, stream);
     case PN_PUT:
         CALL(ncclPutSignal, op->send, op->count, type, op->root, side->window, side->offset, side->signal,
              side->context, 0, handle, stream);
@@ -118,6 +129,8 @@ bool pn_contacted(const pn_op_t *op) {
         return true;
     if (op->kind == PN_SEND || op->kind == PN_RECV)
         return (comm->met[op->root] & (op->kind == PN_SEND ? 1 : 2)) != 0;
+    if (op->uneven)
+        return pn_uneven_contacted(op);
     uint64_t bit;
     const uint64_t *word = contact_word(op, &bit);
     return (*word & bit) != 0;
@@ -128,6 +141,10 @@ void pn_mark_contacted(pn_op_t *op) {
         return; /* the algorithm may have been another one than for the plain call */
     if (op->kind == PN_SEND || op->kind == PN_RECV) {
         op->comm->met[op->root] |= (uint8_t)(op->kind == PN_SEND ? 1 : 2);
+        return;
+    }
+    if (op->uneven) {
+        pn_uneven_mark(op);
         return;
     }
     uint64_t bit;

@@ -1,6 +1,7 @@
 /* Issuing one operation: inline where nothing can make it wait, through the lane otherwise. */
 #include "bind.h"
 #include "memory.h"
+#include "uneven.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -240,6 +241,8 @@ static void run_in_lane(pn_task_t *task, pn_comm_t *comm) {
     pthread_mutex_unlock(&device->lock);
     if (!go)
         return; /* failed with the rest; it is in limbo */
+    if (op->uneven && op->uneven->asks && !pn_uneven_ask(op))
+        return;
     if (!waits)
         pthread_mutex_lock(&device->issue);
     issue_now(op, NULL);

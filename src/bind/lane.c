@@ -189,6 +189,9 @@ void pn_comm_strip(pn_comm_t *comm) {
         atomic_fetch_sub(&pn_counts.streams, 1);
         comm->stream = NULL;
     }
+    if (comm->numbers)
+        device->engine->cuda.cuMemFreeHost(comm->numbers);
+    comm->numbers = NULL;
     pthread_mutex_lock(&device->lock);
     CUstream aside = comm->aside;
     comm->aside = NULL;

@@ -1,6 +1,7 @@
 /* Operations: from finished to released, and how those who wait are told. */
 #define _GNU_SOURCE
 #include "bind.h"
+#include "uneven.h"
 #include "futex.h"
 
 #include <stdlib.h>
@@ -88,7 +89,7 @@ void pn_op_release(pn_op_t *op) {
 }
 
 bool pn_done_some(void) {
-    return atomic_load_explicit(&done_head, memory_order_relaxed) != NULL;
+    return atomic_load_explicit(&done_head, memory_order_relaxed) != NULL || pn_asking_some();
 }
 
 pn_op_t *pn_done_take(void) {
@@ -195,10 +196,8 @@ void pn_mailbox_free(pn_mailbox_t *box) {
 bool pn_done_nudge(int64_t now) {
     if (!pn_done_some())
         return false;
-    if (now - atomic_load_explicit(&done_since, memory_order_relaxed) >= STALE_NS) {
-        atomic_fetch_add(&reaper_word, 1);
-        pn_futex_wake(&reaper_word);
-    }
+    if (now - atomic_load_explicit(&done_since, memory_order_relaxed) >= STALE_NS)
+        pn_reaper_call();
     return true;
 }
 
@@ -207,16 +206,20 @@ bool pn_reaper_wait(void) {
         uint32_t seen = atomic_load(&reaper_word);
         if (atomic_load(&reaper_stopped))
             return false;
-        if (pn_done_some() && pn_now_ns() - atomic_load(&done_since) >= STALE_NS)
+        if (pn_asking_some() || (pn_done_some() && pn_now_ns() - atomic_load(&done_since) >= STALE_NS))
             return true;
         pn_futex_wait(&reaper_word, seen, -1);
     }
 }
 
-void pn_reaper_stop(void) {
-    atomic_store(&reaper_stopped, true);
+void pn_reaper_call(void) {
     atomic_fetch_add(&reaper_word, 1);
     pn_futex_wake(&reaper_word);
+}
+
+void pn_reaper_stop(void) {
+    atomic_store(&reaper_stopped, true);
+    pn_reaper_call();
 }
 
 /* ---- polling on behalf of one operation --------------------------------------------------------------- */

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pynccl._native.issue",),
     ("pynccl._native.dtypes", "pynccl._native.register"),
     ("pynccl._native.ops",),
+    ("pynccl._native.uneven",),
     ("pynccl._native.onesided",),
     ("pynccl._native.lifecycle",),
     ("pynccl._native",),
