@@ -138,23 +138,15 @@ def long(request: pytest.FixtureRequest) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MISUSE] = "abort"
     config.pluginmanager.register(SkipReview(), "pynccl-skip-review")
-    # xdist hands out single tests, and each of tests/host's files as one. In the order of the
-    # collection: see below.
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"
-        config.option.loadscopereorder = False
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    grouped = config.pluginmanager.hasplugin("xdist")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(DEADLINE_S))
-        if grouped and item.nodeid.startswith(LAST):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     # The host engine's own tests reset devices, as a program that owns them may; pynccl, which
-    # shares the engine in this process, has then lost what it keeps on them. So they come last.
+    # shares the engine in this process, has then lost what it keeps on them. So they come last,
+    # in each process of xdist's too: it hands tests out in this order.
     items.sort(key=lambda item: item.nodeid.startswith(LAST))
 
 
