@@ -20,9 +20,7 @@ PARTS = {
 TOO_LONG = "not large and not every_operation"
 LEFT_OUT = {
     "address": TOO_LONG,
-    # Of races it sees those between threads only. And a test whose Python polls the handle that
-    # another thread's init publishes cannot do so with the atomic load that C has.
-    "thread": f"{TOO_LONG} and not process and not init_is_aborted_from_another_thread",
+    "thread": f"{TOO_LONG} and not process",  # it sees races between threads only
 }
 
 Build = Callable[[str, list[Path]], Path]
@@ -72,4 +70,6 @@ def test_nothing_is_reported(built: Build, part: str, kind: str) -> None:
 def test_a_planted_fault_is_reported(built: Build, kind: str, fault: str, words: str) -> None:
     library = built(kind, PLANTED)
     program = f"import ctypes; ctypes.CDLL({str(library)!r}).{fault}(7)"
-    assert words in run(kind, library, "-c", program).reports
+    ended = run(kind, library, "-c", program)
+    assert words in ended.reports + ended.output
+    assert ended.reports or ended.code != 0, "the run would have passed"
