@@ -7,7 +7,8 @@ both copies are put on the stream that was the library's current one at the call
 waits for the first, and what is put on that stream after the await comes behind the second.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdlib cimport free
 
 from pynccl._native.memory cimport Array
 
@@ -18,6 +19,9 @@ import threading
 import numpy
 
 from pynccl.errors import InvalidBufferError
+
+cdef extern from "<stdlib.h>":
+    void *aligned_alloc(size_t alignment, size_t size)
 
 cdef object ndarray = numpy.ndarray
 # Types whose results are always fresh arrays: nothing may write into them.
@@ -35,17 +39,28 @@ cdef tuple shape_of(object array):
 
 # ---- fresh arrays ----------------------------------------------------------------------------
 
+cdef class Aligned:
+    """Memory at a multiple of 64 bytes, for a NumPy array that XLA takes without a copy."""
+
+    cdef void *base
+    cdef size_t nbytes
+
+    def __dealloc__(self):
+        free(self.base)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.base, self.nbytes, False, flags)
+
+
 cdef object aligned(tuple shape, object dtype):
-    """A NumPy array at a multiple of 64 bytes: so XLA takes it without a copy."""
-    cdef Py_buffer buffer
-    cdef Py_ssize_t nbytes = dtype.itemsize
+    cdef Aligned memory = Aligned.__new__(Aligned)
+    memory.nbytes = dtype.itemsize
     for length in shape:
-        nbytes *= length
-    raw = numpy.empty(nbytes + 64, numpy.uint8)
-    PyObject_GetBuffer(raw, &buffer, PyBUF_SIMPLE)
-    start = 63 - (<size_t>buffer.buf - 1) % 64
-    PyBuffer_Release(&buffer)
-    return ndarray(shape, dtype, raw, start)
+        memory.nbytes *= <size_t>length
+    memory.base = aligned_alloc(64, (memory.nbytes + 64) // 64 * 64)
+    if memory.base == NULL:
+        raise MemoryError(f"{memory.nbytes} bytes for a result")
+    return ndarray(shape, dtype, memory)
 
 
 cdef object fresh_like(object array, tuple shape):
