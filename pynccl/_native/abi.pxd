@@ -243,13 +243,6 @@ cdef extern from "bind/bind.h" nogil:
         pn_op_t *next_done
         pn_uneven_t *uneven
         void *argument
-    ctypedef struct pn_one_sided_t:
-        ncclWindow_t window
-        size_t offset
-        int signal
-        int context
-        int awaited
-        ncclWaitSignalDesc_t descriptors[0]
     ctypedef struct pn_link_t:
         pass
     void pn_link_init(pn_link_t *link)
@@ -322,22 +315,14 @@ cdef extern from "bind/bind.h" nogil:
     void pn_live_read(pn_live_t *live)
     void pn_live_watch_fork()
 
-cdef extern from "bind/uneven.h" nogil:
-    ctypedef struct pn_part_t:
-        size_t count
-        size_t offset
-    ctypedef struct pn_uneven_t:
-        pn_part_t *send
-        pn_part_t *recv
-        bint asks
-        int64_t *own
-        int64_t *told
-        const char *refusal
-        pn_op_t *op
-        pn_uneven_t *next
-    pn_uneven_t *pn_asking_take()
-    void pn_asking_answer(pn_uneven_t *uneven, bint fits)
 cdef extern from "bind/memory.h" nogil:
+    ctypedef struct pn_one_sided_t:
+        ncclWindow_t window
+        size_t offset
+        int signal
+        int context
+        int awaited
+        ncclWaitSignalDesc_t descriptors[0]
     int PN_DLPACK_MAJOR, PN_DLPACK_MINOR
     ctypedef struct pn_memory_t:
         void *base
@@ -375,3 +360,19 @@ cdef extern from "bind/memory.h" nogil:
         pn_comm_t *comm, int32_t type, const void *scalar, bint on_device
     )
     void pn_operator_end(pn_operator_t *op)
+
+cdef extern from "bind/uneven.h" nogil:
+    ctypedef struct pn_part_t:
+        size_t count
+        size_t offset
+    ctypedef struct pn_uneven_t:
+        pn_part_t *send
+        pn_part_t *recv
+        bint asks
+        int64_t *own
+        int64_t *told
+        const char *refusal
+        pn_op_t *op
+        pn_uneven_t *next
+    pn_uneven_t *pn_asking_take()
+    void pn_asking_answer(pn_uneven_t *uneven, bint fits)

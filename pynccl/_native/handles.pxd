@@ -25,3 +25,5 @@ cdef class Unseen:
     cdef str what
     cdef CommHandle comm
     cdef bint follows       # it went with its communicator
+
+cdef Unseen unseen_of(CommHandle comm, str what, object error)

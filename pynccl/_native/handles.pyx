@@ -23,6 +23,7 @@ from pynccl._native.abi cimport (
     PN_FROM_NCCL,
     PN_INIT,
     PN_NEW,
+    PN_OK,
     PN_READY,
     pn_comm_drop,
     pn_comm_new,
@@ -38,8 +39,8 @@ STATES = ("new", "ready", "closing", "failed", "aborting", "closed")
 cdef tuple KINDS = (
     "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather",
     "scatter", "send", "recv", "barrier", "all_gather_v", "all_to_all_v", "reduce_scatter_v",
-    "gather_v", "scatter_v", "put", "signal", "wait_signal", "init", "split", "close", "register",
-    "deregister", "abort", "wait",
+    "gather_v", "scatter_v", "put", "signal", "wait_signal", "init", "split", "close",
+    "register", "deregister", "abort", "wait",
 )
 
 
@@ -214,6 +215,16 @@ cdef class Unseen:
             tell(comm, context)
         except Exception:
             pass  # the interpreter is going, and a finaliser has nobody to tell
+
+
+cdef Unseen unseen_of(CommHandle comm, str what, object error):
+    """What reports an error, should it be dropped before somebody has asked for it."""
+    cdef Unseen unseen = Unseen.__new__(Unseen)
+    unseen.error = error
+    unseen.what = what
+    unseen.comm = comm
+    unseen.follows = comm is not None and comm.c.failure.source != PN_OK
+    return unseen
 
 
 cdef int tell(CommHandle comm, dict context) except -1:

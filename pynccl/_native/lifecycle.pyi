@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from pynccl._native.onesided import OneSided
+from pynccl._native.uneven import UnevenOperations
 from pynccl._native.work import Work
 
 CONFIG_FIELDS: dict[str, int]
@@ -14,7 +14,7 @@ class Control:
 
 def check_config(config: Mapping[str, Any] | None) -> None: ...
 
-class Lifecycle(OneSided):
+class Lifecycle(UnevenOperations):
     def _native_init(
         self, unique_id: bytes, config: Mapping[str, Any] | None, timeout: float | None
     ) -> Work: ...

@@ -23,7 +23,7 @@ from pynccl._native.abi cimport (
     pn_live_read,
     pn_live_t,
 )
-from pynccl._native.onesided cimport OneSided
+from pynccl._native.uneven cimport UnevenOperations
 from pynccl._native.work cimport Work, control_work
 
 from operator import index
@@ -121,7 +121,7 @@ def check_config(config):
     Control(config)
 
 
-cdef class Lifecycle(OneSided):
+cdef class Lifecycle(UnevenOperations):
     """A communicator that can be brought up, split and ended; behind Communicator."""
 
     # NCCL keeps the pointer to the communicator's name, so the block that owns it stays.

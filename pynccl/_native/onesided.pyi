@@ -1,12 +1,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pynccl._native.uneven import UnevenOperations
+from pynccl._native.ops import Operations
 from pynccl._native.work import Work
 
 class Side: ...
 
-class OneSided(UnevenOperations):
+class OneSided(Operations):
     def put(
         self,
         x: Any,

@@ -18,9 +18,8 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.dtypes cimport moved
 from pynccl._native.issue cimport call_t
-from pynccl._native.ops cimport rank_in_range, set_up
+from pynccl._native.ops cimport Operations, rank_in_range, set_up
 from pynccl._native.register cimport Lease
-from pynccl._native.uneven cimport UnevenOperations
 from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
 
@@ -55,7 +54,7 @@ cdef object whole(object value, str name, object least, object most):
     return number
 
 
-cdef class OneSided(UnevenOperations):
+cdef class OneSided(Operations):
     """Puts and signals between the ranks of a communicator; behind Communicator."""
 
     cdef Work start_side(self, call_t *call, Side side, view_t *view, object keep):

@@ -1,6 +1,6 @@
 from pynccl._native.abi cimport pn_part_t, pn_uneven_t
 from pynccl._native.issue cimport call_t
-from pynccl._native.ops cimport Operations
+from pynccl._native.onesided cimport OneSided
 from pynccl._native.results cimport Ending
 from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
@@ -21,7 +21,7 @@ cdef class Blocks:
     cdef int lay(self, pn_part_t *side, list rows) except -1
     cdef int put(self, pn_part_t *side, int rank, size_t rows) except -1
 
-cdef class UnevenOperations(Operations):
+cdef class UnevenOperations(OneSided):
     cdef Blocks rows_of(self, call_t *call, object x, object given, view_t *view, object op)
     cdef Work submit(
         self, call_t *call, Blocks blocks, object x, view_t *send, object keep, object out,

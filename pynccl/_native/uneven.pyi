@@ -1,7 +1,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pynccl._native.ops import Operations
+from pynccl._native.onesided import OneSided
+from pynccl._native.operators import PreMulSum
 from pynccl._native.work import Work
 from pynccl.types import Reduction
 
@@ -9,7 +10,7 @@ class Blocks:
     def __new__(cls, ranks: int) -> Blocks: ...
     def answer(self, work: Work) -> None: ...
 
-class UnevenOperations(Operations):
+class UnevenOperations(OneSided):
     def all_gather_v(
         self,
         x: Any,
@@ -53,7 +54,7 @@ class UnevenOperations(Operations):
         x: Any,
         counts: Sequence[int],
         out: Any = None,
-        op: Reduction = "sum",
+        op: Reduction | PreMulSum = "sum",
         *,
         pack: bool = False,
         stream: Any = None,

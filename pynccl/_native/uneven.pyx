@@ -27,7 +27,9 @@ from pynccl._native.abi cimport (
 from pynccl._native.dtypes cimport moved, reduced, same_type
 from pynccl._native.engine cimport cuda_exception
 from pynccl._native.issue cimport call_t, recording
-from pynccl._native.ops cimport Operations, apart, rank_in_range, set_up, writable
+from pynccl._native.onesided cimport OneSided
+from pynccl._native.operators cimport PreMulSum
+from pynccl._native.ops cimport apart, rank_in_range, set_up, writable
 from pynccl._native.results cimport Ending, ending_of, fresh_like, shape_of, unpacked
 from pynccl._native.view cimport view_t
 from pynccl._native.work cimport Work
@@ -133,7 +135,7 @@ cdef class Blocks:
         pn_asking_answer(&self.c, fits)
 
 
-cdef class UnevenOperations(Operations):
+cdef class UnevenOperations(OneSided):
     """Collectives with blocks of different sizes, as grouped sends and receives.
 
     Blocks are rows of the first axis; all other axes are the same on every rank. Counts are
@@ -214,7 +216,7 @@ cdef class UnevenOperations(Operations):
         elif receives and call.kind != PN_REDUCE_SCATTER_V:
             blocks.lay(blocks.c.recv, rows)
         return self.start(
-            call, send, &recv, send.count, (blocks, keep, kept), result, ending
+            call, send, &recv, send.count, (keep, blocks, kept), result, ending
         )
 
     def all_gather_v(
@@ -330,6 +332,8 @@ cdef class UnevenOperations(Operations):
         given = self.compact(&call, x, "x", True, False) if call.pack else x
         keep = self.look(&call, given, &send, "x")
         blocks = self.rows_of(&call, x, given, &send, op)
+        if type(op) is PreMulSum:
+            keep = op, keep
         as_said(&send, "x", sum(rows), f"counts is {rows}")
         blocks.lay(blocks.c.send, rows)
         return self.submit(
@@ -347,7 +351,7 @@ cdef class UnevenOperations(Operations):
         blocks.put(blocks.c.recv, call.root, recv.first)
         ending = unpacked(target, out) if target is not out else None
         return self.start(
-            call, NULL, &recv, recv.count, (blocks, keep), out, ending
+            call, NULL, &recv, recv.count, (keep, blocks), out, ending
         )
 
     def scatter_v(

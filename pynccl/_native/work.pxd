@@ -24,7 +24,6 @@ cdef class Work(Operation):
     cdef bint poll(self) noexcept
     cdef object outcome(self)
     cdef object failure(self)
-    cdef int unseen_failure(self, object error) except -1
     cdef int submitted(self) except -1
 
 cdef int begin_control(Work work, CommHandle comm, int kind, object timeout) except -1

@@ -44,7 +44,7 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.completion cimport Operation, Reactor, drain_done, gives_way, reactor_of
 from pynccl._native.engine cimport cuda_exception, nccl_exception
-from pynccl._native.handles cimport CommHandle, Unseen, refuse_fork
+from pynccl._native.handles cimport CommHandle, Unseen, refuse_fork, unseen_of
 from pynccl._native.view cimport dtype_name
 
 from asyncio import Future, _get_running_loop
@@ -159,7 +159,7 @@ cdef class Work(Operation):
             try:
                 self.ending.released()
             except Exception as error:  # whoever asks for the result meets it again
-                self.unseen_failure(error.with_traceback(None))
+                self.unseen = unseen_of(self.comm, self.what(), error.with_traceback(None))
         return 0
 
     cdef int failed(self) except -1:
@@ -168,17 +168,7 @@ cdef class Work(Operation):
             return 0
         error = self.make_error(self.c.outcome.source)
         if not isinstance(error, errors.AbortedError):
-            self.unseen_failure(error)
-        return 0
-
-    cdef int unseen_failure(self, object error) except -1:
-        """Have it reported when this Work is dropped and nobody has asked."""
-        cdef Unseen unseen = Unseen.__new__(Unseen)
-        unseen.error = error
-        unseen.what = self.what()
-        unseen.comm = self.comm
-        unseen.follows = self.comm is not None and self.comm.c.failure.source != PN_OK
-        self.unseen = unseen
+            self.unseen = unseen_of(self.comm, self.what(), error)
         return 0
 
     def what(self):

@@ -337,15 +337,6 @@ void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
 void pn_comm_release(pn_comm_t *comm);               /* one reference; no lock held */
 void pn_comm_free(pn_comm_t *comm);                  /* the waiter's */
 
-/* What one-sided operations need besides their buffer and peer (op->root). */
-typedef struct {
-    ncclWindow_t window; /* the peer's memory */
-    size_t offset;       /* in it, in bytes */
-    int signal, context; /* which of the peer's counters is counted up */
-    int awaited;         /* how many descriptors follow, of signals to wait for */
-    ncclWaitSignalDesc_t descriptors[];
-} pn_one_sided_t;
-
 /* What a control operation needs and gives. */
 typedef struct {
     ncclUniqueId id;

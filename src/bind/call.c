@@ -87,13 +87,6 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
         if (nccl->ncclScatter)
             COLLECTIVE(ncclScatter, op->send, op->recv, op->count, type, op->root, handle, stream);
         break;
-    case PN_ALL_GATHER_V:
-    case PN_ALL_TO_ALL_V:
-    case PN_REDUCE_SCATTER_V:
-    case PN_GATHER_V:
-    case PN_SCATTER_V:
-        *function = "ncclGroupEnd";
-        return pn_uneven_call(op, redop, stream);
     case PN_PUT:
         CALL(ncclPutSignal, op->send, op->count, type, op->root, side->window, side->offset, side->signal,
              side->context, 0, handle, stream);
@@ -102,6 +95,13 @@ ncclResult_t pn_call(pn_op_t *op, CUstream stream, const char **function) {
     case PN_WAIT_SIGNAL:
         CALL(ncclWaitSignal, side->awaited, (ncclWaitSignalDesc_t *)(uintptr_t)side->descriptors, handle,
              stream);
+    case PN_ALL_GATHER_V:
+    case PN_ALL_TO_ALL_V:
+    case PN_REDUCE_SCATTER_V:
+    case PN_GATHER_V:
+    case PN_SCATTER_V:
+        *function = "ncclGroupEnd";
+        return pn_uneven_call(op, redop, stream);
     default:
         *function = "";
         return ncclInternalError;

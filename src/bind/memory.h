@@ -7,6 +7,15 @@
 #include "../abi/dlpack_abi.h"
 #include "bind.h"
 
+/* What one-sided operations need besides their buffer and peer (op->root). */
+typedef struct {
+    ncclWindow_t window; /* the peer's memory */
+    size_t offset;       /* in it, in bytes */
+    int signal, context; /* which of the peer's counters is counted up */
+    int awaited;         /* how many descriptors follow, of signals to wait for */
+    ncclWaitSignalDesc_t descriptors[];
+} pn_one_sided_t;
+
 /* ---- memory of our own ------------------------------------------------------------------------- */
 
 #define PN_DLPACK_MAJOR 1 /* what our views say of themselves; 1.3 brought the C exchange API */

@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "op mean": (
         lambda c: c.all_reduce(X, op="mean"),
         ConfigError,
-        "op must be one of sum, prod, max, min, avg, any, all, not 'mean'",
+        "op must be one of sum, prod, max, min, avg, any, all, or a pre_mul_sum, not 'mean'",
     ),
     "op 0": (lambda c: c.all_reduce(X, op=0), ConfigError, "op must be one of"),
     "op None": (lambda c: c.reduce(X, op=None), ConfigError, "op must be one of"),

@@ -75,6 +75,7 @@ async def cancels(place: Any, ranks: int, rounds: int, seed: int) -> dict[str, A
     return {"complaints": complaints, "alive": yard.alive, "most": most, **ended}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("temper", ["quick", "gpulike"])
 @pytest.mark.parametrize(("ranks", "kind"), [(1, "asyncio"), (2, "asyncio"), (2, "uvloop")])
 def test_cancelled_at_a_random_moment(ranks: int, kind: str, temper: Any, long: bool) -> None:

@@ -73,6 +73,11 @@ def reduced(xs: list[libraries.Array], op: str) -> libraries.Array:
     return made
 
 
+def can_say(dtype: np.dtype[Any], op: str) -> bool:
+    """Whether there is a result that NumPy knows; if not, the call has to be refused."""
+    return not is_opaque(dtype) and (op in REDUCTIONS or dtype == np.bool_)
+
+
 def call(comm: Any, operation: str, xs: list[Any], small: Any, op: str | None) -> Any:
     """Call an operation on one rank; `small` is an array of half the rows, to be written."""
     x = xs[comm.rank]
@@ -146,7 +151,7 @@ async def cell(comms: list[Any], library: Library, dtype: np.dtype[Any]) -> str:
     for op in OPS:
         found = set()
         for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v"):
-            whole = xs[0] if is_opaque(dtype) else reduced(xs, op)
+            whole = reduced(xs, op) if can_say(dtype, op) else xs[0]
             wanted = {
                 "all_reduce": [whole] * RANKS,
                 "reduce": [whole, None],

@@ -72,7 +72,7 @@ time.sleep(0.05)
 ctypes.c_uint32.from_address(int(gate.handle)).value = 1
 after.sync()
 assert end.is_done
-assert 45 < end - begin < 5000, end - begin
+assert 20 < end - begin < 5000, end - begin
 print("events and timing")
 stream.close()
 other.close()
