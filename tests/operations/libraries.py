@@ -69,6 +69,9 @@ def _torch() -> Library:
 
 
 def _jax_make(x: Array) -> Any:
+    if x.dtype.name == "float4_e2m1fn":
+        # Its DLPack packs two elements into a byte, where NumPy has one: tests/arrays has such.
+        raise NotImplementedError(x.dtype)
     with wide_types(jax):
         made = jax.numpy.asarray(x)
     if made.dtype != x.dtype:
