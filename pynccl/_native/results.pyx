@@ -9,6 +9,7 @@ waits for the first, and what is put on that stream after the await comes behind
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdlib cimport free
+from posix.stdlib cimport posix_memalign
 
 from pynccl._native.memory cimport Array
 
@@ -19,9 +20,6 @@ import threading
 import numpy
 
 from pynccl.errors import InvalidBufferError
-
-cdef extern from "<stdlib.h>":
-    void *aligned_alloc(size_t alignment, size_t size)
 
 cdef object ndarray = numpy.ndarray
 # Types whose results are always fresh arrays: nothing may write into them.
@@ -57,8 +55,8 @@ cdef object aligned(tuple shape, object dtype):
     memory.nbytes = dtype.itemsize
     for length in shape:
         memory.nbytes *= <size_t>length
-    memory.base = aligned_alloc(64, (memory.nbytes + 64) // 64 * 64)
-    if memory.base == NULL:
+    if posix_memalign(&memory.base, 64, memory.nbytes + 64) != 0:
+        memory.base = NULL
         raise MemoryError(f"{memory.nbytes} bytes for a result")
     return ndarray(shape, dtype, memory)
 

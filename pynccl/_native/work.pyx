@@ -44,7 +44,7 @@ from pynccl._native.abi cimport (
 )
 from pynccl._native.completion cimport Operation, Reactor, drain_done, gives_way, reactor_of
 from pynccl._native.engine cimport cuda_exception, nccl_exception
-from pynccl._native.handles cimport CommHandle, Unseen, refuse_fork, unseen_of
+from pynccl._native.handles cimport CommHandle, refuse_fork, unseen_of
 from pynccl._native.view cimport dtype_name
 
 from asyncio import Future, _get_running_loop

@@ -22,6 +22,7 @@ def note_the_time(times: list[int]) -> None:
     times.append(time.perf_counter_ns())
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_a_call_returns_at_once_and_an_await_when_it_is_done(
     temper: str, ranks: int
