@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from pynccl._native.issue import Issuer
 from pynccl._native.register import deregister, register
 from pynccl.errors import NcclError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Registration:
