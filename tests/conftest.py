@@ -18,13 +18,12 @@ import fnmatch
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 DEADLINE_S = 60.0
-LAST = "tests/host/"
 REVIEWED = Path(__file__).parent / "source" / "reviewed_skips.txt"
 
 
@@ -84,26 +83,39 @@ class SkipReview:
 
 
 @functools.cache
-def host_engine() -> ctypes.CDLL | None:
-    """The host engine, with its detector on; loaded if it was not yet. None: there is none."""
+def watched() -> list[ctypes.CDLL]:
+    """The instances of the host engine in this process whose detectors are asked: pynccl's."""
+    engines: list[ctypes.CDLL] = []
     given = os.environ.get("PYNCCL_HOST_LIBRARY")
     spec = None if given else importlib.util.find_spec("pynccl")
     if spec is not None and spec.origin is not None:
         given = str(Path(spec.origin).parent / "_native" / "libpynccl_host.so")
-    if given is None or not Path(given).exists():
-        return None
-    engine = ctypes.CDLL(given)
+    if given is not None and Path(given).exists():
+        watch(engines, ctypes.CDLL(given))
+    return engines
+
+
+def watch(engines: list[ctypes.CDLL], engine: ctypes.CDLL) -> None:
+    """Turn an instance's detector on, and ask it too from now on."""
     engine.pn_host_misuse_take.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     engine.pn_host_set(b"misuse", b"report")
-    return engine
+    engines.append(engine)
+
+
+@pytest.fixture(scope="session")
+def watch_misuse() -> Callable[[ctypes.CDLL], None]:
+    """Add an instance of the host engine that a test has loaded for itself to the watched."""
+    return functools.partial(watch, watched())
 
 
 def misuse() -> str:
-    """What this process's detector has reported since the last call."""
-    text = ctypes.create_string_buffer(8192)
-    if (engine := host_engine()) is not None:
+    """What the detectors of this process have reported since the last call."""
+    told = []
+    for engine in watched():
+        text = ctypes.create_string_buffer(8192)
         engine.pn_host_misuse_take(text, len(text))
-    return text.value.decode()
+        told.append(text.value.decode())
+    return "".join(told)
 
 
 @pytest.fixture(autouse=True)
@@ -144,10 +156,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(DEADLINE_S))
-    # The host engine's own tests reset devices, as a program that owns them may; pynccl, which
-    # shares the engine in this process, has then lost what it keeps on them. So they come last,
-    # in each process of xdist's too: it hands tests out in this order.
-    items.sort(key=lambda item: item.nodeid.startswith(LAST))
 
 
 def pytest_report_header() -> str:

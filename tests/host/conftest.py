@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import time
 
 import hostlib
@@ -12,18 +13,26 @@ SETTINGS = ("launch_cost_us", "launch_depth", "read_delay_us")
 
 
 @pytest.fixture(scope="session")
-def engine():
-    """Load the engine into the test process and initialise it."""
-    loaded = hostlib.Engine()
+def engine(tmp_path_factory, watch_misuse):
+    """Load the engine into the test process and initialise it.
+
+    It is a copy of the object, so an instance of its own: these tests reset devices and count
+    what lives on them, and pynccl, where its tests run in the same process, keeps things there.
+    """
+    path = tmp_path_factory.mktemp("engine") / hostlib.LIBRARY
+    shutil.copyfile(hostlib.library_path(), path)
+    loaded = hostlib.Engine(path)
+    watch_misuse(loaded.library)
     loaded.must("cuInit", 0)
     return loaded
 
 
 @pytest.fixture(params=["quick", "gpulike"])
 def temper(request, engine):
-    """Run the test once in each temper; settings and faults end with it."""
+    """Run once in each temper; settings, faults and the current context end with the test."""
     engine.set("temper", request.param)
     yield request.param
+    engine.must("cuCtxSetCurrent", None)
     engine.set("faults", "")
     engine.set("temper", "quick")
     for key in SETTINGS:
