@@ -11,6 +11,17 @@
 #include <string.h>
 #include <unistd.h>
 
+/* ThreadSanitizer goes by addresses, and ranks of one process have mapped the counters at different ones: it
+ * is told who sees whose signals, by the address of the receiver's area. */
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#define SIGNALS_GIVEN(area) __tsan_release(area)
+#define SIGNALS_SEEN(area) __tsan_acquire(area)
+#else
+#define SIGNALS_GIVEN(area) ((void)(area))
+#define SIGNALS_SEEN(area) ((void)(area))
+#endif
+
 /* ---- counters ------------------------------------------------------------------------------------ */
 
 static size_t counters(const host_signals_t *signals) {
@@ -156,8 +167,10 @@ static bool put(const sequence_t *s, const host_rma_t *rma) {
 static void give_signal(const sequence_t *s, const host_rma_t *rma) {
     const host_signals_t *signals = s->kernel.comm->signals;
     size_t place = place_of(signals, s->kernel.comm->rank, rma->context, rma->index);
+    host_area_t *area = host_segment_area(s->kernel.clique->head, rma->peer);
+    SIGNALS_GIVEN(area);
     atomic_fetch_add(counter_at(signals, rma->peer, place), 1);
-    host_bell_ring(&host_segment_area(s->kernel.clique->head, rma->peer)->bell);
+    host_bell_ring(&area->bell);
 }
 
 static bool take_signals(sequence_t *s, const host_rma_t *rma) {
@@ -170,6 +183,7 @@ static bool take_signals(sequence_t *s, const host_rma_t *rma) {
             return false;
         signals->consumed[place] += rma->wait[s->waited].count;
     }
+    SIGNALS_SEEN(s->kernel.comm->area);
     s->waited = 0;
     return true;
 }
