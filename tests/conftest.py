@@ -18,6 +18,7 @@ import fnmatch
 import functools
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,6 +150,9 @@ def long(request: pytest.FixtureRequest) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MISUSE] = "abort"
+    # Begun in the background by a shell, it ignores Ctrl-C, and so would what the tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(SkipReview(), "pynccl-skip-review")
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from pynccl import _engines
 
 NON_BLOCKING = 1
+GLOBAL, THREAD_LOCAL = 0, 1  # modes of a capture
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -93,3 +94,24 @@ class ForeignStream:
         """Wait until everything on the stream has run."""
         with self.current():
             self.must("cuStreamSynchronize", self._handle)
+
+
+class Capture:
+    """A capture of a foreign stream; `code` is what its end said."""
+
+    def __init__(self, stream: ForeignStream) -> None:
+        self.stream = stream
+        self.code = -1
+
+    @contextlib.contextmanager
+    def going_on(self, mode: int) -> Iterator[None]:
+        handle, graph = ctypes.c_void_p(self.stream.handle), ctypes.c_void_p()
+        with self.stream.current():
+            self.stream.must("cuStreamBeginCapture_v2", handle, mode)
+        try:
+            yield
+        finally:
+            with self.stream.current():
+                self.code = self.stream.driver.cuStreamEndCapture(handle, ctypes.byref(graph))
+            if graph:
+                self.stream.must("cuGraphDestroy", graph)

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from cliques import arrays, clique
-from foreign_stream import ForeignStream
+from foreign_stream import GLOBAL, THREAD_LOCAL, Capture, ForeignStream
 
 import pynccl
 from pynccl import UsageError, testing
 
-GLOBAL, THREAD_LOCAL = 0, 1
 INVALIDATED = 901
-
-
-class Capture:
-    """A capture of a foreign stream; `code` is what its end said."""
-
-    def __init__(self, stream: ForeignStream) -> None:
-        self.stream = stream
-        self.code = -1
-
-    @contextlib.contextmanager
-    def going_on(self, mode: int) -> Iterator[None]:
-        handle, graph = ctypes.c_void_p(self.stream.handle), ctypes.c_void_p()
-        with self.stream.current():
-            self.stream.must("cuStreamBeginCapture_v2", handle, mode)
-        try:
-            yield
-        finally:
-            with self.stream.current():
-                self.code = self.stream.driver.cuStreamEndCapture(handle, ctypes.byref(graph))
-            if graph:
-                self.stream.must("cuGraphDestroy", graph)
 
 
 async def test_a_global_capture_survives_what_pynccl_does(temper: str) -> None:
