@@ -241,6 +241,7 @@ cdef extern from "bind/bind.h" nogil:
         pn_outcome_t outcome
         char *detail
         pn_op_t *next_done
+        pn_op_t *next_parting
         pn_uneven_t *uneven
         void *argument
     ctypedef struct pn_link_t:
@@ -255,21 +256,13 @@ cdef extern from "bind/bind.h" nogil:
         bint member
 
     pn_device_t *pn_device_get(pn_engine_t *engine, int ordinal, pn_outcome_t *why)
-    CUresult pn_stream_destroy(pn_device_t *device, CUstream stream)
-    CUresult pn_stream_query(pn_device_t *device, CUstream stream)
-    CUresult pn_stream_wait(pn_device_t *device, CUstream stream, CUevent event)
-    CUresult pn_event_create(pn_device_t *device, CUevent *event, unsigned int flags)
-    CUresult pn_event_destroy(pn_device_t *device, CUevent event)
-    CUresult pn_event_record(pn_device_t *device, CUevent event, CUstream stream)
-    CUresult pn_event_query(pn_device_t *device, CUevent event)
-    CUresult pn_event_elapsed(
-        pn_device_t *device, float *milliseconds, CUevent since, CUevent until
-    )
     CUresult pn_enter(pn_device_t *device, pn_enter_t *saved)
     void pn_leave(pn_device_t *device, pn_enter_t *saved)
 
     pn_comm_t *pn_comm_new(pn_device_t *device, int rank, int size)
     void pn_comm_drop(pn_comm_t *comm)
+    void pn_comm_hold(pn_comm_t *comm)
+    void pn_comm_release(pn_comm_t *comm)
     void pn_control_submit(pn_op_t *op)
     void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns)
     bint pn_submit(pn_op_t *op)
@@ -296,6 +289,7 @@ cdef extern from "bind/bind.h" nogil:
     void pn_suspended(int change)
     bint pn_may_spin()
     pn_op_t *pn_done_take()
+    pn_op_t *pn_parting_take()
     bint pn_done_some()
     pn_mailbox_t *pn_mailbox_new()
     pn_wait_t *pn_mailbox_take(pn_mailbox_t *box)
@@ -315,6 +309,18 @@ cdef extern from "bind/bind.h" nogil:
     void pn_live_read(pn_live_t *live)
     void pn_live_watch_fork()
 
+cdef extern from "bind/inside.h" nogil:
+    CUresult pn_stream_destroy(pn_device_t *device, CUstream stream)
+    CUresult pn_stream_query(pn_device_t *device, CUstream stream)
+    CUresult pn_stream_wait(pn_device_t *device, CUstream stream, CUevent event)
+    CUresult pn_event_create(pn_device_t *device, CUevent *event, unsigned int flags)
+    CUresult pn_event_destroy(pn_device_t *device, CUevent event)
+    CUresult pn_event_record(pn_device_t *device, CUevent event, CUstream stream)
+    CUresult pn_event_query(pn_device_t *device, CUevent event)
+    CUresult pn_event_elapsed(
+        pn_device_t *device, float *milliseconds, CUevent since, CUevent until
+    )
+
 cdef extern from "bind/memory.h" nogil:
     ctypedef struct pn_one_sided_t:
         ncclWindow_t window
@@ -324,12 +330,14 @@ cdef extern from "bind/memory.h" nogil:
         int awaited
         ncclWaitSignalDesc_t descriptors[0]
     int PN_DLPACK_MAJOR, PN_DLPACK_MINOR
+    ctypedef enum pn_memory_kind_t:
+        PN_MEMORY_NCCL, PN_MEMORY_DRIVER, PN_MEMORY_HOST
     ctypedef struct pn_memory_t:
         void *base
         size_t bytes
-        bint plain
+        pn_memory_kind_t kind
     pn_memory_t *pn_memory_new(
-        pn_device_t *device, size_t bytes, bint plain, pn_outcome_t *why
+        pn_device_t *device, size_t bytes, pn_memory_kind_t kind, pn_outcome_t *why
     )
     pn_memory_t *pn_memory_of_tensor(pn_device_t *device, DLManagedTensorVersioned *tensor)
     pn_memory_t *pn_memory_hold(pn_memory_t *memory)

@@ -9,6 +9,7 @@ cdef class Operation:
     cdef int failed(self) except -1
     cdef int asked(self) except -1
     cdef int ended(self) except -1
+    cdef int parted(self) except -1
 
 cdef class Reactor:
     cdef pn_mailbox_t *box

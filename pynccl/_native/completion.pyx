@@ -3,15 +3,18 @@
 1. From its submission until it comes out of the done list, the engine room holds a reference to
    an Operation, and the Operation holds its arrays: nobody needs to keep it for its buffers to
    live.
-2. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and
+2. A communicator that is dropped is aborted, which gives back the buffers of what has failed
+   with it: so an operation that has failed, and stays for its buffers, holds its communicator
+   no more. It is told so when the failure is drained, before it can come out of the done list.
+3. drain_done is called with the GIL by every issue, every poll, every loop that wakes up, and
    by the reaper thread for what nobody else has drained within 10 ms.
-3. Each loop has one eventfd and one mailbox. A wait's token holds its Reactor, so that a
+4. Each loop has one eventfd and one mailbox. A wait's token holds its Reactor, so that a
    mailbox outlives every wait that is addressed to it. The mailbox of a loop that was closed
    meanwhile is emptied by drain_done until nothing is addressed to it any more.
 """
 
 from cpython.mem cimport PyMem_Free
-from cpython.ref cimport Py_DECREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t
 
 from pynccl._native.abi cimport (
@@ -30,6 +33,7 @@ from pynccl._native.abi cimport (
     pn_mailbox_new,
     pn_mailbox_take,
     pn_op_t,
+    pn_parting_take,
     pn_reaper_stop,
     pn_reaper_wait,
     pn_suspended,
@@ -60,6 +64,10 @@ cdef class Operation:
         """It has ended well, and is about to be let go of."""
         return 0
 
+    cdef int parted(self) except -1:
+        """Its communicator has failed: it must not hold it any longer."""
+        return 0
+
 
 # ---- draining --------------------------------------------------------------------------------
 
@@ -67,11 +75,15 @@ cdef int drain_done() except -1:
     """Let go of everything that the device is done with."""
     cdef pn_op_t *op = pn_done_take()
     cdef pn_op_t *following
-    cdef pn_uneven_t *asking = pn_asking_take()
+    # What asks or parts has not been let go of, unless it is on the done list as well: so these
+    # come first. They are held before anything else, since that may drain in its turn.
+    cdef pn_uneven_t *asking = held_asking(pn_asking_take())
+    cdef pn_op_t *parting = held_parting(pn_parting_take())
     cdef Operation held
-    # What asks has not been let go of, unless it is on the done list as well: it comes first.
     if asking != NULL:
         answer_all(asking)
+    if parting != NULL:
+        part_all(parting)
     while op != NULL:
         following = op.next_done
         held = <Operation>op.owner
@@ -89,14 +101,41 @@ cdef int drain_done() except -1:
     return 0
 
 
-cdef int answer_all(pn_uneven_t *asking) except -1:
-    """Let each operation of a list of asking ones answer."""
-    who = []
+cdef pn_uneven_t *held_asking(pn_uneven_t *first) noexcept:
+    cdef pn_uneven_t *asking = first
     while asking != NULL:
-        who.append(<Operation>asking.op.owner)
+        Py_INCREF(<object>asking.op.owner)
         asking = asking.next
-    for held in who:
-        (<Operation>held).asked()
+    return first
+
+
+cdef pn_op_t *held_parting(pn_op_t *first) noexcept:
+    cdef pn_op_t *op = first
+    while op != NULL:
+        Py_INCREF(<object>op.owner)
+        op = op.next_parting
+    return first
+
+
+cdef int answer_all(pn_uneven_t *asking) except -1:
+    """Let each operation of a list of asking ones, held for that, answer."""
+    cdef Operation held
+    while asking != NULL:
+        held = <Operation>asking.op.owner
+        asking = asking.next
+        held.asked()
+        Py_DECREF(held)
+    return 0
+
+
+cdef int part_all(pn_op_t *op) except -1:
+    """Let each operation of a list of parting ones, held for that, leave its communicator."""
+    cdef Operation held
+    while op != NULL:
+        held = <Operation>op.owner
+        op = op.next_parting
+        held.parted()
+        Py_DECREF(held)
     return 0
 
 

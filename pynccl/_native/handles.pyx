@@ -1,10 +1,11 @@
 """Ownership of native communicators.
 
 1. A handle is made by a factory only, for one device of one engine; it holds its engine.
-2. It owns one reference to the C object; lanes and running aborts own theirs, so that nothing
-   is freed under them.
-3. Dropping the last Python reference never waits: an open communicator is aborted on a helper
-   thread, with a ResourceWarning, since its peers may be waiting for it.
+2. It owns one reference to the C object; its record, lanes and running aborts own theirs, so
+   that nothing is freed under them.
+3. Operations hold the handle until they have ended or failed, and the record as long as they
+   live: see completion.pyx. Dropping the last reference never waits: an open communicator is
+   aborted on a helper thread, with a ResourceWarning, since its peers may be waiting for it.
 4. What one failure has taken down is reported once, and an abort on this side never: see
    Unseen.
 5. After a fork the child's handles are inert: they refuse every use and free nothing.
@@ -26,7 +27,9 @@ from pynccl._native.abi cimport (
     PN_OK,
     PN_READY,
     pn_comm_drop,
+    pn_comm_hold,
     pn_comm_new,
+    pn_comm_release,
     pn_device_t,
     pn_forked,
 )
@@ -59,6 +62,38 @@ cdef int refuse_fork() except -1:
     return 0
 
 
+cdef class CommRecord:
+    """What can be said of a communicator, also when nobody holds its handle any more."""
+
+    def __dealloc__(self):
+        if self.c == NULL or pn_forked:
+            return
+        with nogil:
+            pn_comm_release(self.c)
+
+    cdef str state(self):
+        return STATES[<int>self.c.state]
+
+    cdef object failure_exception(self):
+        """What took the communicator down, as an exception; None if nothing did."""
+        cdef int source = self.c.failure.source
+        function = self.c.failure.function.decode() if self.c.failure.function != NULL else ""
+        who = f"rank {self.c.rank} of {self.c.size}"
+        if self.c.culprit:
+            number = f" (operation {self.c.culprit})" if self.c.culprit_kind < PN_INIT else ""
+            who = f"{KINDS[self.c.culprit_kind]}{number} on {who}"
+        if source == PN_FROM_NCCL:
+            detail = self.c.detail.decode(errors="replace")
+            return nccl_exception(self.c.failure.code, function, who, detail)
+        if source == PN_FROM_CUDA:
+            return cuda_exception(self.engine, self.c.failure.code, function, who)
+        if source == PN_FROM_DEADLINE:
+            return errors.DeadlineError(f"{who}: the deadline passed")
+        if source == PN_FROM_ABORT:
+            return errors.AbortedError(f"{who}: aborted on this side")
+        return None
+
+
 cdef class CommHandle:
     """A native communicator of one rank; Communicator is its public face."""
 
@@ -72,6 +107,11 @@ cdef class CommHandle:
             self.c = pn_comm_new(found, rank, size)
         if self.c == NULL:
             raise MemoryError
+        self.record = CommRecord.__new__(CommRecord)
+        with nogil:
+            pn_comm_hold(self.c)
+        self.record.c = self.c
+        self.record.engine = engine
 
     def __dealloc__(self):
         if self.c == NULL or pn_forked:
@@ -103,7 +143,7 @@ cdef class CommHandle:
     @property
     def state(self):
         """``"new"``, ``"ready"``, ``"closing"``, ``"failed"``, ``"aborting"``, ``"closed"``."""
-        return STATES[<int>self.c.state]
+        return self.record.state()
 
     @property
     def issued(self):
@@ -159,7 +199,7 @@ cdef class CommHandle:
         """Make the running loop the one that hears of failures which nobody asks for."""
         loop = _get_running_loop()
         if loop is not None:
-            self.home = weakref.ref(loop)
+            self.record.home = weakref.ref(loop)
         return 0
 
     cdef int usable(self) except -1:
@@ -168,32 +208,13 @@ cdef class CommHandle:
         if self.c.state == PN_READY:
             return 0
         if self.c.state == PN_FAILED:
-            cause = self.failure_exception()
+            cause = self.record.failure_exception()
             raise errors.UsageError(
                 f"the communicator has failed and takes no more operations: {cause}"
             ) from cause
         raise errors.UsageError(
             f"the communicator is {self.state}, operations need one that is ready"
         )
-
-    cdef object failure_exception(self):
-        """What took the communicator down, as an exception; None if nothing did."""
-        cdef int source = self.c.failure.source
-        function = self.c.failure.function.decode() if self.c.failure.function != NULL else ""
-        who = f"rank {self.c.rank} of {self.c.size}"
-        if self.c.culprit:
-            number = f" (operation {self.c.culprit})" if self.c.culprit_kind < PN_INIT else ""
-            who = f"{KINDS[self.c.culprit_kind]}{number} on {who}"
-        if source == PN_FROM_NCCL:
-            detail = self.c.detail.decode(errors="replace")
-            return nccl_exception(self.c.failure.code, function, who, detail)
-        if source == PN_FROM_CUDA:
-            return cuda_exception(self.engine, self.c.failure.code, function, who)
-        if source == PN_FROM_DEADLINE:
-            return errors.DeadlineError(f"{who}: the deadline passed")
-        if source == PN_FROM_ABORT:
-            return errors.AbortedError(f"{who}: aborted on this side")
-        return None
 
 
 # ---- failures that nobody has seen ----------------------------------------------------------
@@ -202,38 +223,38 @@ cdef class Unseen:
     """The failure of a Work; tells of it when it is dropped with its Work."""
 
     def __del__(self):
-        cdef CommHandle comm = self.comm
-        if self.error is None or (self.follows and comm.failure_seen):
+        cdef CommRecord record = self.record
+        if self.error is None or (self.follows and record.failure_seen):
             return
         context = {
             "message": f"{self.what} failed, and nobody has asked for its outcome",
             "exception": self.error,
         }
-        if comm is not None:
-            comm.failure_seen = True
+        if record is not None:
+            record.failure_seen = True
         try:
-            tell(comm, context)
+            tell(record, context)
         except Exception:
             pass  # the interpreter is going, and a finaliser has nobody to tell
 
 
-cdef Unseen unseen_of(CommHandle comm, str what, object error):
+cdef Unseen unseen_of(CommRecord record, str what, object error):
     """What reports an error, should it be dropped before somebody has asked for it."""
     cdef Unseen unseen = Unseen.__new__(Unseen)
     unseen.error = error
     unseen.what = what
-    unseen.comm = comm
-    unseen.follows = comm is not None and comm.c.failure.source != PN_OK
+    unseen.record = record
+    unseen.follows = record is not None and record.c.failure.source != PN_OK
     return unseen
 
 
-cdef int tell(CommHandle comm, dict context) except -1:
+cdef int tell(CommRecord record, dict context) except -1:
     """Hand a report to the running loop, to the communicator's own, or to the log."""
     loop = _get_running_loop()
     if loop is not None:
         loop.call_exception_handler(context)
         return 0
-    home = comm.home() if comm is not None and comm.home is not None else None
+    home = record.home() if record is not None and record.home is not None else None
     if home is not None and not home.is_closed():
         try:
             home.call_soon_threadsafe(home.call_exception_handler, context)

@@ -254,6 +254,7 @@ cdef class Issuer(CommHandle):
         if not call.settled:
             self.settle(call, None)
         work.comm = self
+        work.record = self.record
         work.engine = self.engine
         work.spin_ns = self.spin_ns
         work.keep = keep

@@ -71,7 +71,6 @@ cdef class Control:
     cdef ncclConfig_t config
     cdef bytes net_name
     cdef bytes comm_name
-    cdef object child
 
     def __cinit__(self, config=None):
         memset(&self.c, 0, sizeof(pn_control_t))
@@ -157,9 +156,10 @@ cdef class Lifecycle(UnevenOperations):
         if color is not None and control.c.color < 0:
             raise ConfigError(f"color must be a number from 0 on, or None, not {color!r}")
         control.c.key = key
-        control.child = child
         cdef Work work = control_work(self, PN_SPLIT, timeout)
-        work.keep = control
+        # The child keeps the block: if the block kept the child, it would die with the next
+        # garbage collection only, and what it has on the device would stay until then.
+        work.keep = control, child
         work.control = control
         work.c.argument = &control.c
         with nogil:

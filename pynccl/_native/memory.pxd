@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from pynccl._native.abi cimport DLPackExchangeAPI, DLTensor, pn_memory_t
+from pynccl._native.abi cimport DLPackExchangeAPI, DLTensor, pn_memory_kind_t, pn_memory_t
 from pynccl._native.engine cimport Engine
 
 cdef class Array:
@@ -15,7 +15,9 @@ cdef class Array:
     cdef Array like(self, tuple shape)
     cdef Array copied(self)
 
-cdef Array allocate(Engine engine, int ordinal, tuple shape, str dtype, bint plain)
+cdef Array allocate(
+    Engine engine, int ordinal, tuple shape, str dtype, pn_memory_kind_t kind
+)
 cdef Array shaped(Engine engine, int ordinal, tuple shape, str dtype)
 
 # The table of DLPack's C exchange API: filled by dlpack_table.pyx.

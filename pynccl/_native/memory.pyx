@@ -18,6 +18,9 @@ from pynccl._native.abi cimport (
     CUDA_SUCCESS,
     DLPACK_FLAG_BITMASK_IS_COPIED,
     PN_FROM_CUDA,
+    PN_MEMORY_DRIVER,
+    PN_MEMORY_HOST,
+    PN_MEMORY_NCCL,
     CUresult,
     CUstream,
     DLManagedTensor,
@@ -28,6 +31,9 @@ from pynccl._native.abi cimport (
     kDLCPU,
     kDLCUDA,
     kDLFloat,
+    kDLFloat8_e3m4,
+    kDLFloat8_e4m3,
+    kDLFloat8_e4m3b11fnuz,
     kDLFloat8_e4m3fn,
     kDLFloat8_e4m3fnuz,
     kDLFloat8_e5m2,
@@ -38,6 +44,7 @@ from pynccl._native.abi cimport (
     pn_device_t,
     pn_memory_drop,
     pn_memory_hold,
+    pn_memory_kind_t,
     pn_memory_new,
     pn_memory_pending,
     pn_memory_serve,
@@ -76,6 +83,9 @@ TYPES = {
     "complex64": (kDLComplex, 64, b"Zf"),
     "complex128": (kDLComplex, 128, b"Zd"),
     "bfloat16": (kDLBfloat, 16, None),
+    "float8_e3m4": (kDLFloat8_e3m4, 8, None),
+    "float8_e4m3": (kDLFloat8_e4m3, 8, None),
+    "float8_e4m3b11fnuz": (kDLFloat8_e4m3b11fnuz, 8, None),
     "float8_e4m3fn": (kDLFloat8_e4m3fn, 8, None),
     "float8_e4m3fnuz": (kDLFloat8_e4m3fnuz, 8, None),
     "float8_e5m2": (kDLFloat8_e5m2, 8, None),
@@ -144,13 +154,15 @@ cdef Array shaped(Engine engine, int ordinal, tuple shape, str dtype):
     return made
 
 
-cdef Array allocate(Engine engine, int ordinal, tuple shape, str dtype, bint plain):
+cdef Array allocate(
+    Engine engine, int ordinal, tuple shape, str dtype, pn_memory_kind_t kind
+):
     """An uninitialised Array of a checked shape and type on a device."""
     global stops_at_exit
     cdef pn_outcome_t why
     cdef const char *detail
     cdef pn_device_t *device = engine.device(ordinal)
-    if not plain:
+    if kind == PN_MEMORY_NCCL:
         engine.require("ncclMemAlloc")
         engine.require("ncclMemFree")
     count = 1
@@ -162,7 +174,9 @@ cdef Array allocate(Engine engine, int ordinal, tuple shape, str dtype, bint pla
     cdef Array made = shaped(engine, ordinal, shape, dtype)
     cdef size_t wanted = nbytes
     with nogil:
-        made.memory = pn_memory_new(device, wanted, plain, &why)
+        made.memory = pn_memory_new(device, wanted, kind, &why)
+    if made.memory == NULL and kind == PN_MEMORY_HOST:
+        raise MemoryError(f"{nbytes} bytes for an array")
     if made.memory == NULL:
         what = f"{nbytes} bytes on {engine.name} device {ordinal}"
         if why.source == PN_FROM_CUDA:
@@ -184,7 +198,9 @@ cdef Array allocate(Engine engine, int ordinal, tuple shape, str dtype, bint pla
 def empty_array(Engine engine not None, int ordinal, tuple shape, str dtype, bint plain):
     """An uninitialised Array (``ncclMemAlloc``; plain: ``cuMemAlloc``); see pynccl.empty."""
     engine.usable()
-    return allocate(engine, ordinal, shape, dtype, plain)
+    return allocate(
+        engine, ordinal, shape, dtype, PN_MEMORY_DRIVER if plain else PN_MEMORY_NCCL
+    )
 
 
 # ---- the array -------------------------------------------------------------------------------
@@ -394,7 +410,7 @@ cdef class Array:
     cdef Array like(self, tuple shape):
         """A fresh one of the same type in memory of the same kind."""
         return allocate(
-            self.engine, self.device_ordinal, shape, self.type_text, self.memory.plain
+            self.engine, self.device_ordinal, shape, self.type_text, self.memory.kind
         )
 
     cdef Array copied(self):

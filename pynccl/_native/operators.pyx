@@ -21,6 +21,7 @@ from pynccl._native.handles cimport CommHandle
 from pynccl._native.view cimport dtype_of, view_t
 
 import numbers
+import weakref
 
 import numpy
 
@@ -40,24 +41,25 @@ cdef class PreMulSum:
         name = type_name(dtype)
         if name not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {name}")
-        self.owner = comm
+        self.record = comm.record
+        self.comm_seen = weakref.ref(comm)
         self.type_text = name
         if isinstance(scalar, (numbers.Number, numpy.generic, numpy.ndarray)):
             value = encoded(scalar, name)
             raw = value
             self.c = pn_operator_new(comm.c, DTYPES[name], raw, False)
         else:
-            self.scalar_kept = self.look(scalar, &view)
+            self.scalar_kept = self.look(comm, scalar, &view)
             self.c = pn_operator_new(comm.c, DTYPES[name], view.data, True)
         if self.c == NULL:
             raise MemoryError
 
-    cdef object look(self, object scalar, view_t *view):
+    cdef object look(self, CommHandle comm, object scalar, view_t *view):
         """A scalar in the communicator's device memory: one element of the very type."""
         cdef order_t order
         memset(&order, 0, sizeof(order_t))
-        order.on_gpu = self.owner.engine.is_cuda
-        keep = view_of(scalar, view, self.owner, &order, "scalar")
+        order.on_gpu = comm.engine.is_cuda
+        keep = view_of(scalar, view, comm, &order, "scalar")
         if view.count != 1:
             raise InvalidBufferError(f"scalar has {view.count} elements, expected one")
         if view.dtype != DTYPES[self.type_text]:
@@ -81,10 +83,11 @@ cdef class PreMulSum:
     ) except -1:
         """What an operation's redop says; raises where the operator does not fit."""
         self.usable()
-        if self.owner is not comm:
+        if self.record is not comm.record:
             raise UsageError(
-                f"op is a pre_mul_sum of another communicator (rank {self.owner.c.rank} of "
-                f"{self.owner.c.size} on device {self.owner.device_ordinal}); make one for each"
+                f"op is a pre_mul_sum of another communicator (rank {self.record.c.rank} of "
+                f"{self.record.c.size} on device {self.record.c.device.ordinal}); make one for "
+                "each"
             )
         if datatype != DTYPES[self.type_text]:
             raise InvalidBufferError(
@@ -95,8 +98,8 @@ cdef class PreMulSum:
 
     @property
     def comm(self):
-        """The communicator that it serves."""
-        return self.owner
+        """The communicator that it serves; None when that is gone."""
+        return self.comm_seen()
 
     @property
     def dtype(self):

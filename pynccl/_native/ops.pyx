@@ -202,7 +202,7 @@ cdef class Operations(Issuer):
             return array
         except InvalidBufferError as refusal:
             try:
-                scratch = packed(array, reads)
+                scratch = packed(self, array, reads)
             except Exception:
                 raise refusal from None  # strides are not what is wrong with it
         if writes:
@@ -246,7 +246,7 @@ cdef class Operations(Issuer):
                     ending = unpacked(given, x)
             return self.start(call, &send, &send, block, keep, x, ending)
         if out is None:
-            target = result = fresh_like(x, fresh_shape(kind, x, self.c.size, stack))
+            target = result = fresh_like(self, x, fresh_shape(kind, x, self.c.size, stack))
             ending = ending_of(x)
         elif stack:
             raise ConfigError("stack=True shapes a fresh result, it does not go with out=")

@@ -61,9 +61,14 @@ cdef class Making(Work):
 
     cdef Lease lease
 
+    cdef int parted(self) except -1:
+        self.comm.leases.pop(<size_t>&self.lease.r, None)
+        return Work.parted(self)
+
     cdef int failed(self) except -1:
         self.lease.over = True
-        self.comm.leases.pop(<size_t>&self.lease.r, None)
+        if self.comm is not None:
+            self.comm.leases.pop(<size_t>&self.lease.r, None)
         Py_DECREF(self.lease)
         return Work.failed(self)
 

@@ -7,11 +7,9 @@ both copies are put on the stream that was the library's current one at the call
 waits for the first, and what is put on that stream after the await comes behind the second.
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdlib cimport free
-from posix.stdlib cimport posix_memalign
-
-from pynccl._native.memory cimport Array
+from pynccl._native.abi cimport PN_MEMORY_DRIVER, PN_MEMORY_HOST
+from pynccl._native.handles cimport CommHandle
+from pynccl._native.memory cimport Array, allocate
 
 import contextlib
 import sys
@@ -19,7 +17,8 @@ import threading
 
 import numpy
 
-from pynccl.errors import InvalidBufferError
+from pynccl._native.memory import type_name
+from pynccl.errors import ConfigError, InvalidBufferError
 
 cdef object ndarray = numpy.ndarray
 # Types whose results are always fresh arrays: nothing may write into them.
@@ -37,34 +36,27 @@ cdef tuple shape_of(object array):
 
 # ---- fresh arrays ----------------------------------------------------------------------------
 
-cdef class Aligned:
-    """Memory at a multiple of 64 bytes, for a NumPy array that XLA takes without a copy."""
-
-    cdef void *base
-    cdef size_t nbytes
-
-    def __dealloc__(self):
-        free(self.base)
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.base, self.nbytes, False, flags)
+cdef dict names = {}  # of the data types of arrays that cannot be written
 
 
-cdef object aligned(tuple shape, object dtype):
-    cdef Aligned memory = Aligned.__new__(Aligned)
-    memory.nbytes = dtype.itemsize
-    for length in shape:
-        memory.nbytes *= <size_t>length
-    if posix_memalign(&memory.base, 64, memory.nbytes + 64) != 0:
-        memory.base = NULL
-        raise MemoryError(f"{memory.nbytes} bytes for a result")
-    return ndarray(shape, dtype, memory)
+cdef str name_of(object array):
+    dtype = array.dtype
+    name = names.get(dtype)
+    if name is None:
+        try:
+            name = names[dtype] = type_name(dtype)
+        except ConfigError:
+            raise InvalidBufferError(
+                f"cannot make a result of {dtype} for {library_of(array)}; pass out=, or pass "
+                "the array as one of bytes"
+            ) from None
+    return name
 
 
-cdef object fresh_like(object array, tuple shape):
+cdef object fresh_like(CommHandle comm, object array, tuple shape):
     """An uninitialised array of the caller's own library, dtype and device.
 
-    For libraries with immutable arrays a NumPy array, which ending_of turns into one of theirs
+    For libraries with immutable arrays one of our own, which ending_of turns into one of theirs
     when it is full.
     """
     cls = type(array)
@@ -76,7 +68,8 @@ cdef object fresh_like(object array, tuple shape):
     if module == "torch":
         return array.new_empty(shape)
     if module in IMMUTABLE:
-        return aligned(shape, array.dtype)
+        kind = PN_MEMORY_DRIVER if comm.engine.is_cuda else PN_MEMORY_HOST
+        return allocate(comm.engine, comm.device_ordinal, shape, name_of(array), kind)
     if hasattr(cls, "__array_namespace__"):
         namespace = array.__array_namespace__()
         return namespace.empty(shape, dtype=array.dtype, device=array.device)
@@ -113,20 +106,15 @@ def wide_types(jax):
 
 
 cdef class Adopted(Ending):
-    """Turns a NumPy array into one of JAX, which cannot be written: in place, with no copy."""
+    """Turns an array of ours into one of JAX, which cannot be written; with no copy."""
 
-    cdef object source
     cdef object made
 
     cdef object result(self, object array):
         if self.made is None:
             jax = sys.modules["jax"]
-            with wide_types(jax) if array.dtype.itemsize >= 8 else contextlib.nullcontext():
-                if array.dtype.isbuiltin == 1:
-                    self.made = jax.dlpack.from_dlpack(array)
-                else:  # bfloat16 and its like, which NumPy does not export
-                    self.made = jax.device_put(array, self.source.device, may_alias=True)
-            self.source = None
+            with wide_types(jax) if array.itemsize >= 8 else contextlib.nullcontext():
+                self.made = jax.dlpack.from_dlpack(array)
         return self.made
 
 
@@ -134,9 +122,7 @@ cdef Ending ending_of(object array):
     """What turns the fresh array for `array` into one of its library; None: it is one."""
     if library_of(array) not in IMMUTABLE:
         return None
-    cdef Adopted made = Adopted()
-    made.source = array
-    return made
+    return Adopted.__new__(Adopted)
 
 
 # ---- strided arrays --------------------------------------------------------------------------
@@ -146,9 +132,9 @@ cdef object detached(object array):
     return array.detach() if library_of(array) == "torch" else array
 
 
-cdef object packed(object array, bint reads):
+cdef object packed(CommHandle comm, object array, bint reads):
     """A contiguous array of the same shape and library, with the same elements if `reads`."""
-    scratch = fresh_like(array, shape_of(array))
+    scratch = fresh_like(comm, array, shape_of(array))
     if reads:
         scratch[...] = detached(array)
     return scratch

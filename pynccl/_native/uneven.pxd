@@ -10,7 +10,6 @@ cdef class Blocks:
     cdef int ranks
     cdef size_t row         # elements of the arrays in a row
     cdef size_t unit        # NCCL's elements in an element of the arrays
-    cdef UnevenOperations comm
     cdef object x
     cdef object out         # the caller's; None: a fresh array
     cdef object target      # where it is received: out, or a contiguous array in its stead

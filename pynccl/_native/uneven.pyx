@@ -96,7 +96,8 @@ cdef class Blocks:
         cdef CUresult rc = CUDA_SUCCESS
         cdef bint fits = False
         cdef int i
-        if pn_op_finished(&work.c):
+        cdef UnevenOperations comm = work.comm
+        if comm is None or pn_op_finished(&work.c):
             return  # its communicator has failed meanwhile
         try:
             if self.receives:
@@ -105,19 +106,19 @@ cdef class Blocks:
                 if target is None:
                     with self.stream():
                         shape = (sum(rows), *shape_of(self.x)[1:])
-                        result = target = fresh_like(self.x, shape)
+                        result = target = fresh_like(comm, self.x, shape)
                     work.ending = ending_of(self.x)
                 set_up(&call, work.c.kind, None, self.sync, None, False, False, None)
-                kept = self.comm.look(&call, target, &recv, "out")
+                kept = comm.look(&call, target, &recv, "out")
                 # The lane stands still before this operation: nothing else is behind the wait.
                 for i in range(call.order.count):
                     with nogil:
                         rc = pn_order_streams(
-                            self.comm.c.device, <CUstream>call.order.producers[i],
-                            self.comm.c.stream)
+                            comm.c.device, <CUstream>call.order.producers[i],
+                            comm.c.stream)
                     if rc != CUDA_SUCCESS:
                         raise cuda_exception(
-                            self.comm.engine, rc, "cuStreamWaitEvent", work.what())
+                            comm.engine, rc, "cuStreamWaitEvent", work.what())
                 if recv.count != sum(rows) * self.row:
                     raise InvalidBufferError(
                         f"out has {recv.count} elements, but {sum(rows)} rows of {self.row} "
@@ -185,7 +186,7 @@ cdef class UnevenOperations(OneSided):
             if target is not out:
                 ending = unpacked(target, out)
         elif receives and not asks:
-            target = result = fresh_like(x, (sum(rows), *shape_of(x)[1:]))
+            target = result = fresh_like(self, x, (sum(rows), *shape_of(x)[1:]))
             ending = ending_of(x)
         if target is not None:
             kept = self.look(call, target, &recv, "out")
@@ -204,7 +205,6 @@ cdef class UnevenOperations(OneSided):
             apart(call.kind, send, &recv, first)
         if asks:
             blocks.c.asks = True
-            blocks.comm = self
             blocks.x = x
             blocks.out = out
             blocks.target = target

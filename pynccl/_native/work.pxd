@@ -3,12 +3,13 @@ from libc.stdint cimport int64_t
 from pynccl._native.completion cimport Operation
 from pynccl._native.engine cimport Engine
 from pynccl._native.exchange cimport MOST_PRODUCERS
-from pynccl._native.handles cimport CommHandle, Unseen
+from pynccl._native.handles cimport CommHandle, CommRecord, Unseen
 from pynccl._native.results cimport Ending
 
 cdef class Work(Operation):
     cdef Engine engine
-    cdef CommHandle comm    # None for waits that belong to no communicator
+    cdef CommHandle comm    # None from its failure on
+    cdef CommRecord record  # None for waits that belong to no communicator
     cdef int64_t spin_ns
     cdef object control     # the native block of a management call, or the one who answers
     cdef object result_array

@@ -146,8 +146,8 @@ cdef class Work(Operation):
         if self.unseen is not None:
             self.unseen.error = None
             self.unseen = None
-        if self.comm is not None:
-            self.comm.failure_seen = True
+        if self.record is not None:
+            self.record.failure_seen = True
         return self.make_error(source)
 
     cdef int asked(self) except -1:
@@ -159,7 +159,7 @@ cdef class Work(Operation):
             try:
                 self.ending.released()
             except Exception as error:  # whoever asks for the result meets it again
-                self.unseen = unseen_of(self.comm, self.what(), error.with_traceback(None))
+                self.unseen = unseen_of(self.record, self.what(), error.with_traceback(None))
         return 0
 
     cdef int failed(self) except -1:
@@ -168,12 +168,16 @@ cdef class Work(Operation):
             return 0
         error = self.make_error(self.c.outcome.source)
         if not isinstance(error, errors.AbortedError):
-            self.unseen = unseen_of(self.comm, self.what(), error)
+            self.unseen = unseen_of(self.record, self.what(), error)
+        return 0
+
+    cdef int parted(self) except -1:
+        self.comm = None
         return 0
 
     def what(self):
         """The operation in words, as messages name it."""
-        if self.comm is None:
+        if self.record is None:
             return "an operation that was never called"
         name = kind_name(self.c.kind)
         parts = []
@@ -181,7 +185,7 @@ cdef class Work(Operation):
             parts.append(f"operation {self.c.seq}")
         if self.c.kind < PN_INIT and self.c.nbytes:
             parts.append(f"{self.c.nbytes} bytes of {dtype_name(self.c.datatype)}")
-        parts.append(f"rank {self.comm.c.rank} of {self.comm.c.size}")
+        parts.append(f"rank {self.record.c.rank} of {self.record.c.size}")
         return f"{name} ({', '.join(parts)})"
 
     def make_error(self, int source):
@@ -207,9 +211,9 @@ cdef class Work(Operation):
             )
         if source == PN_FROM_CLOSED:
             return errors.UsageError(
-                f"{what} was not issued: the communicator is {self.comm.state}"
+                f"{what} was not issued: the communicator is {self.record.state()}"
             )
-        cause = self.comm.failure_exception()
+        cause = self.record.failure_exception()
         if isinstance(cause, errors.AbortedError):
             return errors.AbortedError(f"{what} was aborted on this side after {elapsed:.3f} s")
         error = type(cause)(f"{what} ended with its communicator: {cause}")
@@ -473,6 +477,7 @@ cdef int begin_control(Work work, CommHandle comm, int kind, object timeout) exc
     """Make a fresh Work that of a management call; it is finished natively like any other."""
     refuse_fork()
     work.comm = comm
+    work.record = comm.record
     work.engine = comm.engine
     work.spin_ns = comm.spin_ns
     work.c.comm = comm.c

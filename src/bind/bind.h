@@ -174,7 +174,7 @@ struct pn_op {
     _Atomic(pn_wait_t *) waiters; /* PN_CLOSED once the outcome is fixed */
     pn_outcome_t outcome;
     char *detail; /* malloc'd: NCCL's last-error text for this operation's own failure, or NULL */
-    struct pn_op *next_done;
+    struct pn_op *next_done, *next_parting;
     pn_uneven_t *uneven; /* NULL: all blocks are of one size */
     void *argument;      /* of a control operation: see control.c; of a one-sided one a pn_one_sided_t */
 };
@@ -229,16 +229,6 @@ typedef struct {
 } pn_enter_t;
 CUresult pn_enter(pn_device_t *device, pn_enter_t *saved);
 void pn_leave(pn_device_t *device, pn_enter_t *saved);
-/* One call between the two (inside.c). */
-CUresult pn_stream_destroy(pn_device_t *device, CUstream stream);
-CUresult pn_stream_query(pn_device_t *device, CUstream stream);
-CUresult pn_stream_wait(pn_device_t *device, CUstream stream, CUevent event);
-CUresult pn_event_create(pn_device_t *device, CUevent *event, unsigned int flags);
-CUresult pn_event_destroy(pn_device_t *device, CUevent event);
-CUresult pn_event_record(pn_device_t *device, CUevent event, CUstream stream);
-CUresult pn_event_query(pn_device_t *device, CUevent event);
-CUresult pn_event_elapsed(pn_device_t *device, float *milliseconds, CUevent since, CUevent until);
-
 CUresult pn_event_take(pn_device_t *device, CUevent *event); /* entered; no lock held */
 void pn_event_put(pn_device_t *device, CUevent event);       /* device->lock held */
 /* Hold `stream` back until the operation has run, or has failed; it must not be closed to gates yet, and
@@ -317,7 +307,7 @@ void pn_comm_strip(pn_comm_t *comm);
 void pn_comm_join_clique(pn_comm_t *comm, uint64_t key);
 /* The end of a communicator whose handle is gone: state, buffers in limbo, stream, lane. No lock held. */
 void pn_comm_gone(pn_comm_t *comm);
-void pn_comm_drop(pn_comm_t *comm); /* the owner's reference; aborts off-thread if it is still open */
+void pn_comm_drop(pn_comm_t *comm); /* the user's reference; aborts off-thread if it is still open */
 /* Take an unfinished operation out of the pending list; false if somebody has, who then finishes it.
  * device->lock held. */
 bool pn_take_pending(pn_op_t *op);
@@ -334,8 +324,9 @@ void pn_abort(pn_comm_t *const *comms, int count, pn_op_t *op, int64_t bound_ns)
 /* What aborts have not got rid of within their bounds: communicators, and threads that are inside a call. */
 void pn_abort_overdue(long *communicators, long *threads);
 void pn_lane_push(pn_comm_t *comm, pn_task_t *task); /* device->lock held */
-void pn_comm_release(pn_comm_t *comm);               /* one reference; no lock held */
-void pn_comm_free(pn_comm_t *comm);                  /* the waiter's */
+void pn_comm_hold(pn_comm_t *comm);
+void pn_comm_release(pn_comm_t *comm); /* one reference; no lock held */
+void pn_comm_free(pn_comm_t *comm);    /* the waiter's */
 
 /* What a control operation needs and gives. */
 typedef struct {
@@ -415,7 +406,12 @@ void pn_op_finish_at(pn_op_t *op, pn_outcome_t outcome, int64_t now);
 void pn_op_release(pn_op_t *op); /* its buffers are free: onto the done list */
 void pn_op_give(pn_op_t *op);    /* onto the done list, for what was never started */
 pn_op_t *pn_done_take(void);     /* the whole done list, oldest first; chained by next_done */
-bool pn_done_some(void);         /* or pn_asking_some */
+/* Operations whose communicator has failed, and which stay for their buffers' sake: their owners must let go
+ * of the communicator, so that it can be dropped and aborted. Taken after the done list, each still has its
+ * owner. */
+void pn_op_part(pn_op_t *op);
+pn_op_t *pn_parting_take(void); /* chained by next_parting */
+bool pn_done_some(void);        /* or pn_asking_some, or such operations */
 /* Add a wait; false if the operation has finished. */
 bool pn_op_wait(pn_op_t *op, pn_wait_t *wait);
 /* Wait for what is now on a stream, or for an event that the caller has recorded and keeps. op->comm need not

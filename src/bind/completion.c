@@ -129,10 +129,12 @@ bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit_seq, pn_outcome_t why, pn_st
         pn_gates_open(op); /* nobody else would let the caller's stream go on */
     }
     pthread_mutex_unlock(&device->lock);
+    bool parting = !pn_link_empty(&failed);
     while (!pn_link_empty(&failed)) {
         pn_op_t *op = PN_OWNER(failed.next, pn_op_t, in_comm);
         /* Told first: while it is in neither list, nobody can release it under us. */
         pn_op_finish(op, op == culprit ? why : (pn_outcome_t){PN_FROM_COMM, 0, NULL});
+        pn_op_part(op);
         pthread_mutex_lock(&device->lock);
         pn_link_remove(&op->in_comm);
         bool gone = comm->state == PN_GONE;
@@ -144,6 +146,8 @@ bool pn_comm_fail(pn_comm_t *comm, uint64_t culprit_seq, pn_outcome_t why, pn_st
             pn_op_release(op);
         }
     }
+    if (parting)
+        pn_reaper_call();
     return true;
 }
 

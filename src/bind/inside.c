@@ -1,5 +1,5 @@
 /* One driver call each, made with the device's context current. */
-#include "bind.h"
+#include "inside.h"
 
 #define INSIDE(name, call, ...)                                                                              \
     CUresult name(pn_device_t *device, __VA_ARGS__) {                                                        \

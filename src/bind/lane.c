@@ -139,6 +139,12 @@ void pn_comm_free(pn_comm_t *comm) {
     free(comm);
 }
 
+void pn_comm_hold(pn_comm_t *comm) {
+    pthread_mutex_lock(&comm->device->lock);
+    comm->references++;
+    pthread_mutex_unlock(&comm->device->lock);
+}
+
 void pn_comm_release(pn_comm_t *comm) {
     pthread_mutex_lock(&comm->device->lock);
     bool last = --comm->references == 0;

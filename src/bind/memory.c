@@ -7,6 +7,7 @@
  * 3. That thread frees when the operations that were on the device at that moment have ended, and the aborts
  *    of its communicators have returned: a free that waits for a kernel which waits for a peer would hold the
  *    driver.
+ *    The C library's own memory is freed at once: it holds nobody up.
  * 4. At exit, and in the child of a fork, nothing is freed any more: the process gives everything back.
  */
 #define _GNU_SOURCE
@@ -17,6 +18,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#define HOST_ALIGNMENT 64 /* what XLA asks of memory that it takes over without a copy */
 #define NAP_MIN_NS 20000
 #define NAP_MAX_NS (10 * 1000 * 1000)
 
@@ -27,31 +29,42 @@ static pn_link_t living = {&living, &living};
 static pn_link_t dropped = {&dropped, &dropped}; /* oldest first */
 static bool started, stopped;
 
-pn_memory_t *pn_memory_new(pn_device_t *device, size_t bytes, bool plain, pn_outcome_t *why) {
-    pn_memory_t *memory = calloc(1, sizeof *memory);
+/* Returns why->code. */
+static int allocate(pn_memory_t *memory, pn_outcome_t *why) {
+    const pn_engine_t *engine = memory->device->engine;
+    CUdeviceptr address = 0;
     pn_enter_t saved;
+    if (memory->kind == PN_MEMORY_HOST) {
+        bool failed = posix_memalign(&memory->base, HOST_ALIGNMENT, memory->bytes) != 0;
+        *why = (pn_outcome_t){PN_FROM_CUDA, failed ? CUDA_ERROR_OUT_OF_MEMORY : 0, "posix_memalign"};
+        return why->code;
+    }
+    *why = (pn_outcome_t){PN_FROM_CUDA, 0, "cuCtxSetCurrent"};
+    if ((why->code = (int)pn_enter(memory->device, &saved)) != 0)
+        return why->code;
+    if (memory->kind == PN_MEMORY_DRIVER) {
+        why->function = "cuMemAlloc";
+        why->code = (int)engine->cuda.cuMemAlloc_v2(&address, memory->bytes);
+        memory->base = (void *)(uintptr_t)address;
+    } else {
+        *why = (pn_outcome_t){PN_FROM_NCCL, 0, "ncclMemAlloc"};
+        why->code = (int)engine->nccl.ncclMemAlloc(&memory->base, memory->bytes);
+    }
+    pn_leave(memory->device, &saved);
+    return why->code;
+}
+
+pn_memory_t *pn_memory_new(pn_device_t *device, size_t bytes, pn_memory_kind_t kind, pn_outcome_t *why) {
+    pn_memory_t *memory = calloc(1, sizeof *memory);
     *why = (pn_outcome_t){PN_FROM_CUDA, CUDA_ERROR_OUT_OF_MEMORY, "calloc"};
     if (!memory)
         return NULL;
     pn_link_init(&memory->link);
     memory->device = device;
     memory->bytes = bytes;
-    memory->plain = plain;
+    memory->kind = kind;
     atomic_init(&memory->references, 1);
-    why->function = "cuCtxSetCurrent";
-    if (bytes && (why->code = (int)pn_enter(device, &saved)) == 0) {
-        if (plain) {
-            CUdeviceptr address = 0;
-            why->function = "cuMemAlloc";
-            why->code = (int)device->engine->cuda.cuMemAlloc_v2(&address, bytes);
-            memory->base = (void *)(uintptr_t)address;
-        } else {
-            *why = (pn_outcome_t){PN_FROM_NCCL, 0, "ncclMemAlloc"};
-            why->code = (int)device->engine->nccl.ncclMemAlloc(&memory->base, bytes);
-        }
-        pn_leave(device, &saved);
-    }
-    if (bytes && why->code != 0) {
+    if (bytes && allocate(memory, why) != 0) {
         free(memory);
         return NULL;
     }
@@ -84,7 +97,7 @@ bool pn_memory_find(const pn_device_t *device, const void *address, void **base,
     pthread_mutex_lock(&lock);
     for (const pn_link_t *at = living.next; at != &living && !found; at = at->next) {
         const pn_memory_t *memory = PN_OWNER(at, const pn_memory_t, link);
-        if (memory->device != device || memory->plain ||
+        if (memory->device != device || memory->kind != PN_MEMORY_NCCL ||
             (uintptr_t)address - (uintptr_t)memory->base >= memory->bytes)
             continue;
         *base = memory->base;
@@ -112,8 +125,9 @@ static void give_back(pn_memory_t *memory) {
     pn_enter_t saved;
     int failed = -1;
     if (pn_enter(device, &saved) == CUDA_SUCCESS) {
-        failed = memory->plain ? (int)device->engine->cuda.cuMemFree_v2((CUdeviceptr)(uintptr_t)memory->base)
-                               : (int)device->engine->nccl.ncclMemFree(memory->base);
+        failed = memory->kind == PN_MEMORY_DRIVER
+                     ? (int)device->engine->cuda.cuMemFree_v2((CUdeviceptr)(uintptr_t)memory->base)
+                     : (int)device->engine->nccl.ncclMemFree(memory->base);
         pn_leave(device, &saved);
     }
     if (!failed) /* otherwise the context is in error, and the memory goes with it: it stays counted */
@@ -174,9 +188,10 @@ void pn_memory_drop(pn_memory_t *memory) {
     pthread_mutex_unlock(&memory->device->lock);
     pthread_mutex_lock(&lock);
     pn_link_remove(&memory->link);
-    if (!memory->base) {
+    if (!memory->base || memory->kind == PN_MEMORY_HOST) {
         atomic_fetch_sub(&pn_counts.memory, 1);
-        free(memory); /* of no bytes */
+        free(memory->base);
+        free(memory);
     } else {
         pn_link_append(&dropped, &memory->link);
         if (!started && !stopped && pthread_create(&thread, NULL, run, NULL) == 0) {
@@ -276,7 +291,8 @@ static int allocate_tensor(DLTensor *prototype, DLManagedTensorVersioned **out, 
     pn_outcome_t why;
     size_t bits = (size_t)tensor.dtype.bits * tensor.dtype.lanes;
     pn_device_t *device = pn_device_get(engine, tensor.device.device_id, &why);
-    pn_memory_t *memory = device ? pn_memory_new(device, ((size_t)count * bits + 7) / 8, false, &why) : NULL;
+    pn_memory_t *memory =
+        device ? pn_memory_new(device, ((size_t)count * bits + 7) / 8, PN_MEMORY_NCCL, &why) : NULL;
     *out = NULL;
     if (memory) {
         tensor.data = memory->base;

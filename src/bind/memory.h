@@ -21,19 +21,26 @@ typedef struct {
 #define PN_DLPACK_MAJOR 1 /* what our views say of themselves; 1.3 brought the C exchange API */
 #define PN_DLPACK_MINOR 3
 
+/* Where memory comes from. */
+typedef enum {
+    PN_MEMORY_NCCL,   /* ncclMemAlloc */
+    PN_MEMORY_DRIVER, /* cuMemAlloc */
+    PN_MEMORY_HOST,   /* the C library, at a multiple of 64 bytes */
+} pn_memory_kind_t;
+
 typedef struct {
     pn_link_t link;
     pn_device_t *device;
     void *base;
     size_t bytes;
-    bool plain;                       /* cuMemAlloc's and not ncclMemAlloc's */
+    pn_memory_kind_t kind;
     DLManagedTensorVersioned *tensor; /* somebody else's memory, taken over; NULL otherwise */
     _Atomic long references;
     uint64_t after; /* dropped when so many operations had been issued on the device */
 } pn_memory_t;
 
 /* With one reference. No bytes: base is NULL, and nothing is allocated. */
-pn_memory_t *pn_memory_new(pn_device_t *device, size_t bytes, bool plain, pn_outcome_t *why);
+pn_memory_t *pn_memory_new(pn_device_t *device, size_t bytes, pn_memory_kind_t kind, pn_outcome_t *why);
 /* Take over another library's tensor; its deleter is called with the last reference. NULL: no memory. */
 pn_memory_t *pn_memory_of_tensor(pn_device_t *device, DLManagedTensorVersioned *tensor);
 pn_memory_t *pn_memory_hold(pn_memory_t *memory);

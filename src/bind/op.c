@@ -88,8 +88,26 @@ void pn_op_release(pn_op_t *op) {
     atomic_fetch_sub_explicit(&pn_counts.operations, 1, memory_order_relaxed);
 }
 
+/* Operations of failed communicators. Each is here before it can be on the list above. */
+static _Atomic(pn_op_t *) parting;
+
+void pn_op_part(pn_op_t *op) {
+    op->next_parting = atomic_load_explicit(&parting, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak(&parting, &op->next_parting, op))
+        ;
+}
+
+static bool parting_some(void) {
+    return atomic_load_explicit(&parting, memory_order_relaxed) != NULL;
+}
+
+pn_op_t *pn_parting_take(void) {
+    return atomic_exchange_explicit(&parting, NULL, memory_order_acquire);
+}
+
 bool pn_done_some(void) {
-    return atomic_load_explicit(&done_head, memory_order_relaxed) != NULL || pn_asking_some();
+    return atomic_load_explicit(&done_head, memory_order_relaxed) != NULL || pn_asking_some() ||
+           parting_some();
 }
 
 pn_op_t *pn_done_take(void) {
@@ -206,7 +224,8 @@ bool pn_reaper_wait(void) {
         uint32_t seen = atomic_load(&reaper_word);
         if (atomic_load(&reaper_stopped))
             return false;
-        if (pn_asking_some() || (pn_done_some() && pn_now_ns() - atomic_load(&done_since) >= STALE_NS))
+        if (pn_asking_some() || parting_some() ||
+            (pn_done_some() && pn_now_ns() - atomic_load(&done_since) >= STALE_NS))
             return true;
         pn_futex_wait(&reaper_word, seen, -1);
     }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensors
+from foreign_stream import THREAD_LOCAL, Capture
 from on_gpu import Interface, Orderly, Stream, gpus, on
 from tensors import CUDA, MANAGED, ROCM, Versioned
 
@@ -165,6 +169,48 @@ async def test_deferred_operations_have_a_stream_aside(temper: str) -> None:
             assert waits
             assert waits[-1].time_ns <= mine[-1].time_ns
             assert second.array.tolist() == [2] * 4
+
+
+async def test_a_producers_stream_that_is_captured_is_refused(temper: str) -> None:
+    """Waiting for it would make the operation a part of somebody's graph."""
+    async with gpus(1) as (comm,):
+        with Stream() as stream, stream.memory([1.0] * 4) as array:
+            x = Interface(array, stream=stream.handle)
+            issued, capture = comm.issued, Capture(stream)
+            with capture.going_on(THREAD_LOCAL):
+                with pytest.raises(
+                    UsageError, match="stream of an array's library is being capt"
+                ):
+                    comm.all_reduce(x)
+                tensors.current_stream(stream.handle)
+                with pytest.raises(
+                    UsageError, match="stream of an array's library is being capt"
+                ):
+                    comm.all_reduce(ones(kind=tensors.table_type()))
+            assert capture.code == 0
+            assert comm.issued == issued
+            await comm.all_reduce(x)
+
+
+async def test_what_cannot_be_written_gets_memory_of_the_gpu(
+    temper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As JAX takes its results there: by DLPack, where the operation has written them."""
+    shown = {"shape": (4,), "dtype": np.dtype(np.float32), "__module__": "jaxlib._jax"}
+    kind = type("ArrayImpl", (Versioned,), shown)
+    taken: list[Any] = []
+    jax = types.ModuleType("jax")
+    jax.dlpack = types.SimpleNamespace(from_dlpack=lambda x: taken.append(x) or x)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    async with gpus(1) as (comm,):
+        with testing.journal() as journal:
+            work = comm.all_reduce(on(0, np.arange(4, dtype=np.float32), kind))
+            result = await work
+        assert taken == [result]
+        assert result.__dlpack_device__() == (CUDA, 0)
+        assert (result.shape, result.dtype) == ((4,), "float32")
+        assert ctypes.string_at(result.ptr, 16) == np.arange(4, dtype=np.float32).tobytes()
+        assert len(journal.named("cuMemAlloc_v2")) == 1
 
 
 async def test_the_fault_that_the_stream_aside_guards_against() -> None:

@@ -54,7 +54,7 @@ async def test_jax_takes_results_without_a_copy(temper: str) -> None:
     async with clique(2, warm=True) as comms:
         xs = [jnp.arange(6, dtype=jnp.float32).reshape(3, 2) + comm.rank for comm in comms]
         works = [comm.all_gather(x) for comm, x in zip(comms, xs, strict=True)]
-        places = [work.out.ctypes.data for work in works]
+        places = [work.out.ptr for work in works]
         results = await pynccl.wait(*works)
         for result, place in zip(results, places, strict=True):
             assert isinstance(result, jax.Array)
@@ -82,6 +82,18 @@ async def test_jax_arrays_that_are_dropped_or_deleted(temper: str) -> None:
             comms[0].all_reduce(gone)
         with pytest.raises(InvalidBufferError, match="out is read-only"):
             comms[0].all_reduce(np.ones(4, np.float32), out=jnp.zeros(4))
+        await all_reduced(comms)
+
+
+async def test_jaxs_elements_of_less_than_a_byte_are_refused(temper: str) -> None:
+    """XLA has a byte for each of them, and its capsule says that two share one."""
+    async with clique(1) as comms:
+        x = jnp.ones(8, jnp.float4_e2m1fn)
+        assert x.on_device_size_in_bytes() == 8
+        for call in (comms[0].all_gather, lambda x: comms[0].send(x, 0)):
+            with pytest.raises(InvalidBufferError, match="x has elements of 4 bits.* uint8"):
+                call(x)
+        assert (await comms[0].all_gather(x.astype(jnp.uint8))).shape == (8,)
         await all_reduced(comms)
 
 

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from cliques import abort, all_reduced, arrays, clique, reduce_all
+from cliques import abort, all_reduced, arrays, clique, gone, reduce_all
 
 import pynccl
 from pynccl import AbortedError, testing
@@ -318,3 +319,84 @@ async def test_an_ended_communicator_is_no_circle(end: str) -> None:
         assert [ref() for ref in dead] == [None, None]
     finally:
         gc.enable()
+
+
+# ---- failed, and dropped ---------------------------------------------------------------------
+
+
+async def expires(comm: Any, call: Callable[[Any], Any]) -> None:
+    """An operation for which nobody else comes, as long as it may take."""
+    with pytest.raises(pynccl.DeadlineError):
+        await call(comm)
+    assert comm.state == "failed"
+
+
+async def waits_alone(comm: Any) -> None:
+    await expires(comm, lambda comm: comm.all_reduce(np.zeros(4), timeout=0.05))
+
+
+async def asks_alone(comm: Any) -> None:
+    await expires(comm, lambda comm: comm.all_gather_v(np.zeros((1, 4)), timeout=0.05))
+
+
+async def waits_with_an_operator(comm: Any) -> None:
+    x = np.zeros(4, np.float32)
+    op = pynccl.pre_mul_sum(comm, 2.0, "float32")
+    await expires(comm, lambda comm: comm.all_reduce(x, op=op, timeout=0.05))
+
+
+async def has_many(comm: Any) -> None:
+    """One is awaited, the others go with it."""
+    works = [comm.all_reduce(np.zeros(4)) for _ in range(20)]
+    await expires(comm, lambda comm: comm.all_reduce(np.zeros(4), timeout=0.05))
+    assert not any(work.exception() is None for work in works)
+
+
+async def nobody_asks(comm: Any) -> None:
+    comm.all_reduce(np.zeros(4), timeout=0.05)
+    while comm.state != "failed":
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    "fail", [waits_alone, asks_alone, waits_with_an_operator, has_many, nobody_asks]
+)
+@pytest.mark.parametrize("child", [False, True], ids=["", "child"])
+async def test_one_that_has_failed_is_aborted_when_it_is_dropped(
+    temper: str, fail: Callable[[Any], Any], child: bool
+) -> None:
+    """Without a garbage collection: until then its kernel would hold the device."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # nobody asks
+    async with clique(2) as comms:
+        if child:
+            mine, other = await asyncio.gather(*(comm.split(0) for comm in comms))
+        else:
+            mine, other = await pynccl.create_all(["cpu:0", "cpu:1"])
+        gc.collect()
+        gc.disable()
+        try:
+            before = pynccl.diagnostics()["communicators"]
+            await fail(mine)
+            del mine
+            await gone("communicators", before - 1)
+            await all_reduced(comms)  # the device is free again
+        finally:
+            gc.enable()
+        await other.abort()
+
+
+async def test_its_failure_can_be_told_afterwards(temper: str) -> None:
+    comms = await pynccl.create_all(["cpu:0", "cpu:1"])
+    works = [comms[0].all_reduce(np.zeros(4), timeout=0.05) for _ in range(2)]
+    while not all(work.done() for work in works):
+        await asyncio.sleep(0.01)
+    await comms[1].abort()
+    with pytest.warns(ResourceWarning, match="rank 0 of 2 was not closed"):
+        comms.clear()
+    while testing.live()["communicators"]:
+        await asyncio.sleep(0.002)
+    with pytest.raises(pynccl.DeadlineError, match="all_reduce .operation 1, .* rank 0 of 2"):
+        await works[0]
+    assert "rank 0 of 2" in repr(works[1])
+    assert "the deadline passed" in str(works[1].exception())

@@ -151,7 +151,7 @@ async def test_an_immutable_array_gets_a_fresh_one(
 
     Immutable.__module__ = "jaxlib.planted"
     jax = types.ModuleType("jax")
-    jax.dlpack = types.SimpleNamespace(from_dlpack=lambda x: Immutable(x))  # type: ignore[attr-defined]
+    jax.dlpack = types.SimpleNamespace(from_dlpack=lambda x: Immutable(np.asarray(x)))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jax", jax)
     async with clique(RANKS) as comms:
         xs = [Immutable(np.full(4, comm.rank + 1.0)) for comm in comms]

@@ -70,7 +70,7 @@ def _torch() -> Library:
 
 def _jax_make(x: Array) -> Any:
     if x.dtype.name == "float4_e2m1fn":
-        # Its DLPack packs two elements into a byte, where NumPy has one: tests/arrays has such.
+        # Refused: XLA has each in a byte and exports them as packed. tests/arrays has the test.
         raise NotImplementedError(x.dtype)
     with wide_types(jax):
         made = jax.numpy.asarray(x)

@@ -59,14 +59,20 @@ async def test_own_blocks(temper: str) -> None:
                 comms[0].slot(wrong)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("float32", "complex64", "int16", "bool", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e8m0fnu"),
+    ],
+)
 async def test_jax_takes_its_results_as_they_are(temper: str, dtype: str) -> None:
     """The device writes into the very memory that the array of JAX then has."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     async with clique(1) as comms:
         x = jax.numpy.ones((3, 5), kind)
         work = comms[0].all_gather(x)
-        written = work.out.ctypes.data
+        written = work.out.ptr
         assert written % 64 == 0
         result = await work
         assert result.unsafe_buffer_pointer() == written
