@@ -333,6 +333,7 @@ cdef extern from "bind/memory.h" nogil:
     ctypedef enum pn_memory_kind_t:
         PN_MEMORY_NCCL, PN_MEMORY_DRIVER, PN_MEMORY_HOST
     ctypedef struct pn_memory_t:
+        pn_device_t *device
         void *base
         size_t bytes
         pn_memory_kind_t kind

@@ -1,6 +1,12 @@
 from libc.stdint cimport int64_t
 
-from pynccl._native.abi cimport DLPackExchangeAPI, DLTensor, pn_memory_kind_t, pn_memory_t
+from pynccl._native.abi cimport (
+    DLPackExchangeAPI,
+    DLTensor,
+    pn_device_t,
+    pn_memory_kind_t,
+    pn_memory_t,
+)
 from pynccl._native.engine cimport Engine
 
 cdef class Array:
@@ -16,7 +22,7 @@ cdef class Array:
     cdef Array copied(self)
 
 cdef Array allocate(
-    Engine engine, int ordinal, tuple shape, str dtype, pn_memory_kind_t kind
+    Engine engine, pn_device_t *device, tuple shape, str dtype, pn_memory_kind_t kind
 )
 cdef Array shaped(Engine engine, int ordinal, tuple shape, str dtype)
 

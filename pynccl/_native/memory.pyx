@@ -155,13 +155,13 @@ cdef Array shaped(Engine engine, int ordinal, tuple shape, str dtype):
 
 
 cdef Array allocate(
-    Engine engine, int ordinal, tuple shape, str dtype, pn_memory_kind_t kind
+    Engine engine, pn_device_t *device, tuple shape, str dtype, pn_memory_kind_t kind
 ):
-    """An uninitialised Array of a checked shape and type on a device."""
+    """An uninitialised Array of a checked shape and type on a device of the engine."""
     global stops_at_exit
     cdef pn_outcome_t why
     cdef const char *detail
-    cdef pn_device_t *device = engine.device(ordinal)
+    cdef int ordinal = device.ordinal
     if kind == PN_MEMORY_NCCL:
         engine.require("ncclMemAlloc")
         engine.require("ncclMemFree")
@@ -173,8 +173,11 @@ cdef Array allocate(
         raise ConfigError(f"an array of shape {shape} and {dtype} has {nbytes} bytes")
     cdef Array made = shaped(engine, ordinal, shape, dtype)
     cdef size_t wanted = nbytes
-    with nogil:
+    if kind == PN_MEMORY_HOST:
         made.memory = pn_memory_new(device, wanted, kind, &why)
+    else:
+        with nogil:
+            made.memory = pn_memory_new(device, wanted, kind, &why)
     if made.memory == NULL and kind == PN_MEMORY_HOST:
         raise MemoryError(f"{nbytes} bytes for an array")
     if made.memory == NULL:
@@ -199,7 +202,8 @@ def empty_array(Engine engine not None, int ordinal, tuple shape, str dtype, bin
     """An uninitialised Array (``ncclMemAlloc``; plain: ``cuMemAlloc``); see pynccl.empty."""
     engine.usable()
     return allocate(
-        engine, ordinal, shape, dtype, PN_MEMORY_DRIVER if plain else PN_MEMORY_NCCL
+        engine, engine.device(ordinal), shape, dtype,
+        PN_MEMORY_DRIVER if plain else PN_MEMORY_NCCL,
     )
 
 
@@ -410,7 +414,7 @@ cdef class Array:
     cdef Array like(self, tuple shape):
         """A fresh one of the same type in memory of the same kind."""
         return allocate(
-            self.engine, self.device_ordinal, shape, self.type_text, self.memory.kind
+            self.engine, self.memory.device, shape, self.type_text, self.memory.kind
         )
 
     cdef Array copied(self):

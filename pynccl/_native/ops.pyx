@@ -30,11 +30,12 @@ from pynccl._native.dtypes cimport moved, reduced, same_type
 from pynccl._native.issue cimport Issuer, call_t
 from pynccl._native.operators cimport PreMulSum
 from pynccl._native.results cimport (
+    Adopted,
     Ending,
-    ending_of,
     fresh_like,
     packed,
     shape_of,
+    to_adopt,
     unpacked,
     writes_back,
 )
@@ -245,9 +246,11 @@ cdef class Operations(Issuer):
                 if given is not x:
                     ending = unpacked(given, x)
             return self.start(call, &send, &send, block, keep, x, ending)
-        if out is None:
+        if out is None and send.fresh_result:
+            target = result = to_adopt(self, x, fresh_shape(kind, x, self.c.size, stack))
+            ending = Adopted.__new__(Adopted)
+        elif out is None:
             target = result = fresh_like(self, x, fresh_shape(kind, x, self.c.size, stack))
-            ending = ending_of(x)
         elif stack:
             raise ConfigError("stack=True shapes a fresh result, it does not go with out=")
         else:

@@ -1,4 +1,5 @@
 from pynccl._native.handles cimport CommHandle
+from pynccl._native.memory cimport Array
 
 # What is left to do on the host, once, when an operation has ended well.
 cdef class Ending:
@@ -6,6 +7,10 @@ cdef class Ending:
     cdef object result(self, object array)
     cdef int released(self) except -1
 
+cdef class Adopted(Ending):
+    cdef object made
+
+cdef Array to_adopt(CommHandle comm, object array, tuple shape)
 cdef object fresh_like(CommHandle comm, object array, tuple shape)
 cdef Ending ending_of(object array)
 cdef object packed(CommHandle comm, object array, bint reads)

@@ -53,6 +53,14 @@ cdef str name_of(object array):
     return name
 
 
+cdef Array to_adopt(CommHandle comm, object array, tuple shape):
+    """Memory for a result that `Adopted` turns into one of an immutable library."""
+    return allocate(
+        comm.engine, comm.c.device, shape, name_of(array),
+        PN_MEMORY_DRIVER if comm.engine.is_cuda else PN_MEMORY_HOST,
+    )
+
+
 cdef object fresh_like(CommHandle comm, object array, tuple shape):
     """An uninitialised array of the caller's own library, dtype and device.
 
@@ -68,8 +76,7 @@ cdef object fresh_like(CommHandle comm, object array, tuple shape):
     if module == "torch":
         return array.new_empty(shape)
     if module in IMMUTABLE:
-        kind = PN_MEMORY_DRIVER if comm.engine.is_cuda else PN_MEMORY_HOST
-        return allocate(comm.engine, comm.device_ordinal, shape, name_of(array), kind)
+        return to_adopt(comm, array, shape)
     if hasattr(cls, "__array_namespace__"):
         namespace = array.__array_namespace__()
         return namespace.empty(shape, dtype=array.dtype, device=array.device)
@@ -107,8 +114,6 @@ def wide_types(jax):
 
 cdef class Adopted(Ending):
     """Turns an array of ours into one of JAX, which cannot be written; with no copy."""
-
-    cdef object made
 
     cdef object result(self, object array):
         if self.made is None:

@@ -34,11 +34,6 @@ static int allocate(pn_memory_t *memory, pn_outcome_t *why) {
     const pn_engine_t *engine = memory->device->engine;
     CUdeviceptr address = 0;
     pn_enter_t saved;
-    if (memory->kind == PN_MEMORY_HOST) {
-        bool failed = posix_memalign(&memory->base, HOST_ALIGNMENT, memory->bytes) != 0;
-        *why = (pn_outcome_t){PN_FROM_CUDA, failed ? CUDA_ERROR_OUT_OF_MEMORY : 0, "posix_memalign"};
-        return why->code;
-    }
     *why = (pn_outcome_t){PN_FROM_CUDA, 0, "cuCtxSetCurrent"};
     if ((why->code = (int)pn_enter(memory->device, &saved)) != 0)
         return why->code;
@@ -54,36 +49,44 @@ static int allocate(pn_memory_t *memory, pn_outcome_t *why) {
     return why->code;
 }
 
-pn_memory_t *pn_memory_new(pn_device_t *device, size_t bytes, pn_memory_kind_t kind, pn_outcome_t *why) {
-    pn_memory_t *memory = calloc(1, sizeof *memory);
-    *why = (pn_outcome_t){PN_FROM_CUDA, CUDA_ERROR_OUT_OF_MEMORY, "calloc"};
+/* With one reference. The C library's memory lies behind the struct, in the same block. */
+static pn_memory_t *describe(pn_device_t *device, size_t bytes, pn_memory_kind_t kind) {
+    size_t behind = kind == PN_MEMORY_HOST && bytes ? bytes + HOST_ALIGNMENT : 0;
+    pn_memory_t *memory = behind < bytes && behind ? NULL : malloc(sizeof *memory + behind);
     if (!memory)
         return NULL;
+    *memory = (pn_memory_t){.device = device, .bytes = bytes, .kind = kind};
     pn_link_init(&memory->link);
-    memory->device = device;
-    memory->bytes = bytes;
-    memory->kind = kind;
     atomic_init(&memory->references, 1);
-    if (bytes && allocate(memory, why) != 0) {
+    uintptr_t end = (uintptr_t)(memory + 1) + HOST_ALIGNMENT - 1;
+    if (behind)
+        memory->base = (void *)(end - end % HOST_ALIGNMENT);
+    return memory;
+}
+
+pn_memory_t *pn_memory_new(pn_device_t *device, size_t bytes, pn_memory_kind_t kind, pn_outcome_t *why) {
+    pn_memory_t *memory = describe(device, bytes, kind);
+    *why = (pn_outcome_t){PN_FROM_CUDA, CUDA_ERROR_OUT_OF_MEMORY, "malloc"};
+    if (!memory)
+        return NULL;
+    if (bytes && kind != PN_MEMORY_HOST && allocate(memory, why) != 0) {
         free(memory);
         return NULL;
     }
-    pthread_mutex_lock(&lock);
-    pn_link_append(&living, &memory->link);
-    pthread_mutex_unlock(&lock);
+    if (kind != PN_MEMORY_HOST) {
+        pthread_mutex_lock(&lock);
+        pn_link_append(&living, &memory->link);
+        pthread_mutex_unlock(&lock);
+    }
     atomic_fetch_add(&pn_counts.memory, 1);
     *why = (pn_outcome_t){PN_OK, 0, NULL};
     return memory;
 }
 
 pn_memory_t *pn_memory_of_tensor(pn_device_t *device, DLManagedTensorVersioned *tensor) {
-    pn_memory_t *memory = calloc(1, sizeof *memory);
-    if (!memory)
-        return NULL;
-    pn_link_init(&memory->link);
-    memory->device = device;
-    memory->tensor = tensor;
-    atomic_init(&memory->references, 1);
+    pn_memory_t *memory = describe(device, 0, PN_MEMORY_HOST);
+    if (memory)
+        memory->tensor = tensor;
     return memory;
 }
 
@@ -183,15 +186,19 @@ void pn_memory_drop(pn_memory_t *memory) {
         free(memory);
         return;
     }
+    if (memory->kind == PN_MEMORY_HOST) {
+        atomic_fetch_sub(&pn_counts.memory, 1);
+        free(memory);
+        return;
+    }
     pthread_mutex_lock(&memory->device->lock);
     memory->after = memory->device->issued_total;
     pthread_mutex_unlock(&memory->device->lock);
     pthread_mutex_lock(&lock);
     pn_link_remove(&memory->link);
-    if (!memory->base || memory->kind == PN_MEMORY_HOST) {
+    if (!memory->base) {
         atomic_fetch_sub(&pn_counts.memory, 1);
-        free(memory->base);
-        free(memory);
+        free(memory); /* of no bytes */
     } else {
         pn_link_append(&dropped, &memory->link);
         if (!started && !stopped && pthread_create(&thread, NULL, run, NULL) == 0) {
