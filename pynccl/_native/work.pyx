@@ -437,7 +437,9 @@ cdef int work_send(PyObject *self, PyObject *argument, PyObject **result) except
     result[0] = NULL
     if work.c.owner == NULL or pn_forked:
         work.submitted()
-    if not work.poll() and work.spin_ns and pn_may_spin():
+    if old or not work.spin_ns or not pn_may_spin():
+        work.poll()
+    else:
         with nogil:
             pn_op_spin(&work.c, work.spin_ns)
     if not pn_op_finished(&work.c):

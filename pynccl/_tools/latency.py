@@ -19,7 +19,7 @@ import pynccl
 from pynccl import _engines, testing
 from pynccl._native import __path__ as native_path
 from pynccl._tools.figures import Figure, medians
-from pynccl._tools.latency_peers import two_processes
+from pynccl._tools.latency_peers import between_processes
 
 LOOPS = 20_000
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -34,8 +34,8 @@ def run(rounds: int, only: str | None) -> list[Figure]:
         "issue and await of a finished operation": await_finished,
         "completions, 1000 in flight": completions,
         "round trip, done 10 us after issue": round_trip,
-        "awaited 8-byte all_reduce, 2 processes": lambda _: two_processes(2),
-        "awaited 8-byte all_reduce, 4 processes": lambda _: two_processes(4),
+        "awaited 8-byte all_reduce, 2 processes": partial(between_processes, 2),
+        "awaited 8-byte all_reduce, 4 processes": partial(between_processes, 4),
     }
     found = []
     for name, make in makers.items():

@@ -5,9 +5,10 @@
 
 #include <sched.h>
 
-#define POLLS_BEFORE_YIELD 2
-/* A yield that took so long gave the core to somebody. */
-#define OTHERS_RAN_NS 1000
+#define POLLS_BEFORE_CLOCK 4
+#define POLLS_BEFORE_YIELD 16
+/* What so few polls never take: somebody else had the core meanwhile. */
+#define OTHERS_RAN_NS 2000
 /* How many times its budget an await may last where it shares its core. */
 #define SHARED_CORE 10
 
@@ -201,18 +202,21 @@ bool pn_op_spin(pn_op_t *op, int64_t budget_ns) {
     int64_t now = pn_now_ns(), end = now + budget_ns, latest = now + SHARED_CORE * budget_ns;
     if (pn_enter(op->comm->device, &saved) != CUDA_SUCCESS)
         return pn_op_poll(op);
+    int polls = 0;
     do {
-        for (int i = 0; i < POLLS_BEFORE_YIELD && !pn_op_finished(op); i++) {
-            pn_track_t *track = track_of(op, &ends);
-            if (track)
-                poll(track, ends);
-        }
+        pn_track_t *track = track_of(op, &ends);
+        if (track)
+            poll(track, ends);
         if (pn_op_finished(op))
             break;
-        /* The peers may share our core: while others use it, the budget lasts. */
-        int64_t before = pn_now_ns();
-        sched_yield();
+        if (++polls % POLLS_BEFORE_CLOCK)
+            continue;
+        /* The peers may share our core, and the library may know that they do and give way to them. */
+        if (polls % POLLS_BEFORE_YIELD == 0)
+            sched_yield();
+        int64_t before = now;
         now = pn_now_ns();
+        /* While others use the core, the budget lasts. */
         if (now - before > OTHERS_RAN_NS)
             end += now - before;
     } while (now < end && now < latest);

@@ -54,13 +54,13 @@ void host_crowd(int change) {
     atomic_fetch_add(&crowds, change);
 }
 
-bool host_be_patient(unsigned int tries) {
+bool host_be_patient(unsigned int tries, bool near) {
     if (tries >= HOST_PATIENCE)
         return false;
-    if (tries < HOST_PATIENCE - YIELDS && atomic_load_explicit(&crowds, memory_order_relaxed) == 0)
-        host_pause();
-    else
+    if (near || tries >= HOST_PATIENCE - YIELDS)
         sched_yield();
+    else
+        host_pause();
     return true;
 }
 

@@ -7,6 +7,8 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include <sched.h>
+
 enum { RUN_FREE, RUN_HELD, RUN_WANTED }; /* wanted: the worker must be rung when it comes free */
 enum { POLL_NS_MIN = 30 * 1000, POLL_NS_MAX = 1000 * 1000, LOOK_AGAIN_NS = 100 * 1000 * 1000 };
 enum { CLOCK_EVERY = 4 }; /* a poller looks at the clock after so many items */
@@ -86,7 +88,7 @@ static bool is_worth_a_try(host_work_t *work) {
         work->moves_seen = work->moves;
         work->tries = 0;
     }
-    if (!host_be_patient(work->tries))
+    if (!host_be_patient(work->tries, work->near))
         return false;
     work->tries++;
     return true;
@@ -159,9 +161,12 @@ void host_stream_poll(CUstream stream) {
     if (host_stream_idle(stream) || !host_run_lock(stream, false))
         return;
     host_run_t outcome = host_stream_run(stream, HOST_RUNNER_POLLER, UINT64_MAX);
+    bool near = outcome == HOST_RUN_BLOCKED && stream->batch->near;
     host_run_unlock(stream);
     if (outcome == HOST_RUN_WORKER)
         host_worker_call(stream);
+    else if (near)
+        sched_yield(); /* whom it waits for, who cannot run beside it */
 }
 
 static bool is_heavy(const host_work_t *work) {

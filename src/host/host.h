@@ -87,7 +87,7 @@ void host_bell_wait(host_bell_t *bell, uint32_t seen, int64_t timeout_ns);
 /* Before the next look at something that may change soon: a pause at first, then way is made for others who
  * want the core. After HOST_PATIENCE tries it does nothing and answers false: it is time to sleep. */
 #define HOST_PATIENCE 120
-bool host_be_patient(unsigned int tries);
+bool host_be_patient(unsigned int tries, bool near);
 /* +1 and -1: as long as there are more ranks than cores, way is made at once. */
 void host_crowd(int change);
 int64_t host_now_ns(void); /* CLOCK_MONOTONIC */
@@ -151,6 +151,7 @@ struct host_work {
     CUresult status;
     uint32_t moves;
     bool unrung; /* the condition may come true with no ring: a host store, a time */
+    bool near;   /* it waits for somebody who was last on this very core, and may want it */
     /* the runner's */
     bool started;
     bool counted;               /* it takes a place in the device's launch queue */

@@ -10,8 +10,10 @@
  * Why not process_vm_readv for ordinary memory: measured with 2 ranks on 2 cores, 64 KiB to 64 MiB, it is at
  * best as fast as staging (buffers of huge pages), and at worst takes three times as long (4 KiB pages).
  */
+#define _GNU_SOURCE
 #include "nccl_collective.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +51,8 @@ host_kernel_t *host_solo_new(const host_task_t *task) {
     return &solo->kernel;
 }
 
+enum { LOOK_AT_MOST = 8 }; /* missing ranks, for one on this core */
+
 /* ---- arrive -------------------------------------------------------------------------------------- */
 
 static host_line_t *line_of(const host_collective_t *c, int rank, uint32_t arrival) {
@@ -60,6 +64,19 @@ static bool has_arrived(const host_collective_t *c, int rank, uint32_t arrival) 
     return (int32_t)(found - arrival) >= 0;
 }
 
+/* Whether one of those who are missing was last on this very core. */
+static bool is_near(const host_collective_t *c, uint32_t arrival) {
+    const int end =
+        c->seen + LOOK_AT_MOST < c->kernel.comm->ranks ? c->seen + LOOK_AT_MOST : c->kernel.comm->ranks;
+    const int core = sched_getcpu();
+    for (int rank = c->seen; rank < end; rank++) {
+        host_area_t *area = host_segment_area(c->kernel.clique->head, rank);
+        if (atomic_load_explicit(&area->core, memory_order_relaxed) == core && !has_arrived(c, rank, arrival))
+            return true;
+    }
+    return false;
+}
+
 bool host_collective_all_arrived(host_collective_t *c, uint32_t arrival) {
     const int ranks = c->kernel.comm->ranks;
     if (c->awaited != arrival) {
@@ -68,6 +85,7 @@ bool host_collective_all_arrived(host_collective_t *c, uint32_t arrival) {
     }
     while (c->seen < ranks && has_arrived(c, c->seen, arrival))
         c->seen++;
+    c->kernel.work.near = c->seen != ranks && is_near(c, arrival);
     return c->seen == ranks;
 }
 
@@ -77,6 +95,9 @@ void host_collective_arrive(host_collective_t *c) {
     ncclComm_t comm = c->kernel.comm;
     host_sketch_t sketch = host_sketch_of(&c->task);
     c->arrival = ++comm->arrival;
+    int core = sched_getcpu();
+    if (atomic_load_explicit(&comm->area->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&comm->area->core, core, memory_order_relaxed);
     host_line_t *line = line_of(c, comm->rank, c->arrival);
     line->function = sketch.function;
     line->type = sketch.type;

@@ -117,6 +117,7 @@ typedef struct {
     uint64_t ids;        /* a hash of all unique ids that its init was given */
     _Atomic uint32_t finalized;
     _Atomic uint32_t barrier; /* how many barriers it has come to */
+    _Atomic int32_t core;     /* on which it was when it last arrived anywhere */
     _Alignas(64) host_bell_t bell;
     host_line_t line[HOST_SLOTS];
     host_manifest_t manifest[HOST_SLOTS];

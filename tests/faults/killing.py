@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -29,6 +30,7 @@ BOUND_S = 20.0
 """The deadline of every operation; long, so that nobody passes by waiting for it."""
 MEET_S = 4.0
 """How long the ranks try to meet: of a rank 0 that never listened nobody can know."""
+PR_SET_PDEATHSIG = 1
 LONGEST_S = 0.35
 """The latest kill after the start: meeting, init and some rounds of traffic come before."""
 
@@ -106,6 +108,8 @@ async def survive(
 
 def child(rank: int, size: int, ports: list[int], seed: int, go: int, out: int) -> None:
     """The life of a forked process; it never returns."""
+    # Should this program be killed itself, nobody would end the traffic.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         result = asyncio.run(survive(rank, size, ports, seed, go, out))
     except BaseException:
