@@ -1,6 +1,7 @@
 """Which test covers the class of which known case, by the case's number in the list of cases.
 
-Parts A (loops, completion, cancellation) and C (errors, abort, teardown). A case has the tests
+Parts A (loops, completion, cancellation), C (errors, abort, teardown) and D (buffers, types,
+captures, libraries). A case has the tests
 of its class, as ``folder/file::function``, or one sentence that says why it cannot be tried
 here, or which step has it. tests/source/test_cases.py sees to it that the tests exist.
 """
@@ -117,9 +118,97 @@ COVERED: dict[int, tuple[str, ...]] = {
         "faults/test_process_end.py::test_a_fork",
         "faults/test_process_end.py::test_a_fork_after_the_import_alone",
     ),
+    # ---- D: buffers, DLPack, dtypes, counts
+    67: (
+        "arrays/test_hand_off.py::test_the_stream_on_which_it_runs",
+        "arrays/test_hand_off.py::test_the_callers_stream_is_the_one",
+        "arrays/test_hand_off.py::test_without_sync_it_is_told_so",
+        "arrays/test_hand_off.py::test_jax_takes_every_number_for_a_handle",
+    ),
+    68: (
+        "arrays/test_hand_off.py::test_a_table_is_put_in_order",
+        "arrays/test_hand_off.py::test_deferred_operations_have_a_stream_aside",
+    ),
+    69: (
+        "arrays/test_producers.py::test_a_type_is_looked_at_once",
+        "arrays/test_lifetime.py::test_calls_keep_nothing",
+    ),
+    70: (
+        "arrays/test_producers.py::test_every_type_of_element",
+        "binding/test_arrays.py::test_types_that_numpy_does_not_know",
+        "operations/test_results.py::test_jax_takes_its_results_as_they_are",
+    ),
+    71: (
+        "binding/test_arrays.py::test_what_can_only_be_moved",
+        "operations/test_table.py::test_the_table_in_the_readme",
+    ),
+    73: ("operations/test_properties.py::test_numpys_result_or_the_documented_refusal",),
+    75: (
+        "arrays/test_libraries.py::test_numpys_read_only_arrays_are_inputs",
+        "arrays/test_libraries.py::test_jax_takes_results_without_a_copy",
+        "arrays/test_hand_off.py::test_what_cannot_be_written_gets_memory_of_the_gpu",
+    ),
+    77: (
+        "arrays/test_given_back.py::test_it_comes_back_once",
+        "arrays/test_given_back.py::test_at_exit",
+    ),
+    79: (
+        "operations/test_strided.py::test_every_operation_there_and_back",
+        "operations/test_properties.py::test_numpys_result_or_the_documented_refusal",
+    ),
+    80: (
+        "host/test_nccl_faults.py::test_a_mismatch_names_both_sides",
+        "host/test_nccl_faults.py::test_a_mismatch_of_messages",
+    ),
+    82: (
+        "binding/test_misuse_arrays.py::test_in_place_as_nccl_has_it_is_no_overlap",
+        "ranks/test_collectives.py::test_in_place_is_where_nccl_wants_it",
+        "operations/test_properties.py::test_numpys_result_or_the_documented_refusal",
+    ),
+    84: (
+        "arrays/test_lifetime.py::test_nothing_is_touched_after_its_end",
+        "binding/test_own_memory.py::test_an_operation_holds_it",
+    ),
+    85: (
+        "host/test_nccl_faults.py::test_a_mismatch_of_a_message_and_a_collective",
+        "operations/test_results.py::test_messages_that_differ",
+    ),
+    88: (
+        "arrays/test_hand_off.py::test_the_stream_on_which_it_runs",
+        "arrays/test_hand_off.py::test_null_is_the_legacy_default_stream",
+    ),
+    90: (
+        "binding/test_captures.py::test_a_global_capture_survives_what_pynccl_does",
+        "binding/test_captures.py::test_a_query_that_is_not_relaxed_breaks_it",
+    ),
+    91: (
+        "binding/test_captures.py::test_a_stream_that_is_captured_is_refused",
+        "arrays/test_hand_off.py::test_a_producers_stream_that_is_captured_is_refused",
+        "host/test_nccl_capture.py::test_a_captured_all_reduce_runs_at_each_launch",
+    ),
+    92: (
+        "binding/test_registration.py::test_once_for_each_allocation",
+        "binding/test_registration.py::test_beside_a_running_collective",
+        "binding/test_windows.py::test_where_there_are_no_windows",
+    ),
+    93: (
+        "binding/test_engines.py::test_a_library_that_is_none",
+        "binding/test_engines.py::test_a_library_that_lacks_a_function",
+        "binding/test_engines.py::test_two_engines_live_in_one_process",
+    ),
+    94: (
+        "source/test_exports.py::test_import_is_free",
+        "binding/test_engines.py::test_without_a_driver_it_says_what_is_missing",
+    ),
+    99: (
+        "host/test_driver_temper.py::test_launch_blocking",
+        "loops/test_heartbeat.py::test_launches_that_block",
+    ),
+    101: ("binding/test_testing.py::test_the_journal_has_what_was_called",),
 }
 
 NOT_HERE: dict[int, str] = {
+    96: "Shrinking and growing of a communicator in a running program come with step 6.",
     66: "The flight recorder and the ranks it names come with the control plane, in step 6.",
 }
 """Cases that no test here covers, and why."""
@@ -128,6 +217,8 @@ PARTLY: dict[int, str] = {
     8: "Only ratios mean anything without a GPU: `python -m pynccl bench --latency` has them.",
     9: "That host functions serialise streams shows on a GPU only; here: that none is used.",
     23: "The threads of NCCL itself are not there to be counted.",
+    69: "Its figures: `python -m pynccl bench --latency`.",
+    91: "Operations of pynccl in a capture come with step 5; the engine has them.",
     52: "Captured graphs that hold a communicator come with step 5.",
     55: "A callback of the communicator's failure is not there yet: reports only.",
 }
@@ -136,5 +227,9 @@ PARTLY: dict[int, str] = {
 PARTS: dict[str, tuple[int, ...]] = {
     "A": (*range(1, 10), *range(11, 19), *range(20, 24)),
     "C": (50, 51, 52, 53, 55, 56, 58, 60, 61, 62, 63, 64, 66),
+    "D": (
+        *(67, 68, 69, 70, 71, 73, 75, 77, 79, 80, 82, 84, 85),
+        *(88, 90, 91, 92, 93, 94, 96, 99, 101),
+    ),
 }
 """The numbers of the cases of each part."""

@@ -33,7 +33,9 @@ def between_processes(size: int, rounds: int) -> Figure:
     """The figure for a number of ranks, one process each; launched in turns with the rival."""
     name = f"awaited 8-byte all_reduce, {size} processes"
     absent: dict[str, str] = {}
-    rival = importlib.util.find_spec("mpi4py") is not None and shutil.which("mpirun") is not None
+    rival = (
+        importlib.util.find_spec("mpi4py") is not None and shutil.which("mpirun") is not None
+    )
     if not rival:
         absent["mpi4py"] = "mpi4py or mpirun is not installed"
     launches: list[dict[str, float]] = []
