@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from pynccl._tools.figures import Figure
+from pynccl._tools.peers_child import settle
 
 TURNS = 200
-ROUNDS = 50
+ROUNDS = 200
 LAUNCHES = 5  # how the kernel places the processes differs from one to the next
 BARS = {2: {"mpi4py Iallreduce": 2.0, "mpi4py to_thread": 20.0}, 4: {"best of mpi4py": 5.0}}
 
@@ -91,17 +92,19 @@ def run_mpi(size: int) -> dict[str, float]:
 
 
 async def turn_us(turn: Callable[[], Awaitable[object]], turns: int) -> float:
-    """A turn's time: the median of rounds of so many, once the processes have settled.
+    """A turn's time: the median of rounds of so many.
 
     Not of single turns: ranks that share a core make two turns, and are away for two.
     """
     rounds = []
-    for _ in range(2 * ROUNDS):
+    await turn()  # all of them from here on
+    settle()
+    for _ in range(ROUNDS):
         start = time.perf_counter_ns()
         for _ in range(turns):
             await turn()
         rounds.append((time.perf_counter_ns() - start) / turns / 1e3)
-    return statistics.median(rounds[ROUNDS:])
+    return statistics.median(rounds)
 
 
 async def ours() -> dict[str, float]:
