@@ -53,8 +53,10 @@ class SharedObject(Extension):
     def __init__(
         self, name: str, room: str, flags: list[str], link_flags: list[str] | None = None
     ) -> None:
+        # symbolic: others, JAX among them, bring globals with the driver's names along.
         # nodelete: threads of ours may be inside it until the process ends.
-        libraries = ["-Wl,-z,defs", "-Wl,-z,nodelete", "-lpthread", "-ldl", "-lm"]
+        libraries = ["-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-z,nodelete"]
+        libraries += ["-lpthread", "-ldl", "-lm"]
         super().__init__(
             name,
             c_sources(room),

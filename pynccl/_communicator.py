@@ -11,7 +11,7 @@ from typing import Any
 from pynccl import _engines
 from pynccl._native.lifecycle import Lifecycle, abort_all, check_config, split_member
 from pynccl._registration import Registration, Window
-from pynccl.errors import ConfigError, NcclError, UsageError
+from pynccl.errors import ConfigError, DeadlineError, NcclError, UsageError
 
 #: Seconds that an abort waits for threads inside a native call before it gives their handles
 #: up.
@@ -288,9 +288,9 @@ async def create_all(
     ]
     try:
         done, _ = await asyncio.wait(making, return_when=asyncio.FIRST_EXCEPTION)
-        for one in making:
-            if one in done:
-                one.result()  # raises what went wrong
+        # Where a rank gives up, another may find that it has: the deadline is what went wrong.
+        for one in sorted(done, key=lambda one: not isinstance(one.exception(), DeadlineError)):
+            one.result()  # raises what went wrong
         return [one.result() for one in making]
     except BaseException:
         # The others would wait for the one that failed until their deadline.

@@ -55,6 +55,7 @@ _SETTINGS = {
     "temper": ("PYNCCL_HOST_TEMPER", "quick"),
     "misuse": ("PYNCCL_HOST_MISUSE", "ignore"),
     "devices": ("PYNCCL_HOST_DEVICES", "8"),
+    "nccl_version": ("PYNCCL_HOST_NCCL_VERSION", "2.32.3"),
     "quirks": ("PYNCCL_HOST_QUIRKS", ""),
     "pointers": ("PYNCCL_HOST_POINTERS", "any"),
     "launch_cost_us": ("PYNCCL_HOST_LAUNCH_COST_US", ""),
@@ -90,7 +91,8 @@ def settings(**values: str | int) -> Iterator[None]:
             ``misuse="report"`` or ``"abort"`` (the process), see `misuse`,
             ``pointers="own"``, ``launch_cost_us=20``, ``launch_depth=4``,
             ``read_delay_us=500``, ``launch_blocking=1``, ``runtime_connect=0``,
-            ``multi_rank=1``, ``seed=7``, ``faults="..."``. ``devices`` can be set only before
+            ``multi_rank=1``, ``seed=7``, ``faults="..."``, ``nccl_version="2.21.5"`` (what came
+            later is refused, but was found before). ``devices`` can be set only before
             the first device is used.
 
     Raises:

@@ -9,6 +9,9 @@ The command finds the host engine wherever it looks for libnccl or libcuda:
 - ``LD_AUDIT`` names an auditor that leads whoever opens such a library by its path (a wheel's,
   say) to the engine too.
 
+With an older release in ``--nccl-version`` the library is a copy in which the functions that
+came later cannot be found.
+
 The command replaces this process, so that its signals and its exit status are its own. The
 directory is removed by a small process that waits for the command's end.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import select
 import shutil
@@ -25,6 +29,7 @@ import tempfile
 from pathlib import Path
 
 from pynccl import _native, testing
+from pynccl._tools.veil import veil
 from pynccl.errors import NcclError
 
 NAMES = ("libnccl.so.2", "libcuda.so.1", "libnccl.so", "libcuda.so")
@@ -33,6 +38,7 @@ VARIABLES = {
     "temper": "PYNCCL_HOST_TEMPER",
     "mode": "PYNCCL_HOST_MODE",
     "faults": "PYNCCL_HOST_FAULTS",
+    "nccl_version": "PYNCCL_HOST_NCCL_VERSION",
 }
 CANNOT_RUN, NOT_FOUND = 126, 127  # as a shell says it
 
@@ -48,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--devices", metavar="N", help="how many virtual devices there are")
     made.add_argument("--temper", choices=("quick", "gpulike"))
     made.add_argument("--mode", choices=("strict", "faithful"))
+    made.add_argument(
+        "--nccl-version", metavar="X.Y.Z", help="the release: without what came later"
+    )
     made.add_argument("--faults", metavar="RULES", help="faults to inject: see pynccl.testing")
     return made
 
@@ -64,8 +73,15 @@ def fill(directory: Path, settings: dict[str, str]) -> None:
     Raises:
         ConfigError: the engine does not understand a setting.
     """
+    target, copy = library(), directory / "libpynccl_host.so"
     with testing.settings(**settings):
-        target = library()
+        absent = ctypes.CDLL(os.fspath(target)).pn_host_absent
+        absent.argtypes = [ctypes.c_char_p]
+        # Each function has a second name, which begins with a p.
+        if veil(target, copy, lambda name: absent(name.removeprefix("p").encode())):
+            target = copy
+        else:
+            copy.unlink()
     for name in NAMES:
         (directory / name).symlink_to(target)
 

@@ -30,8 +30,8 @@ __attribute__((visibility("default"))) char *la_objsearch(const char *name, uint
                                                           unsigned int flag) {
     (void)cookie;
     if (flag == LA_SER_ORIG && nccl[0] != '\0') {
-        if (is_library(name, "libnccl.so"))
-            return nccl;
+        if (is_library(name, "libnccl.so") || is_library(name, "libpynccl_host.so"))
+            return nccl; /* pynccl in the same process shares it, in whatever release */
         if (is_library(name, "libcuda.so"))
             return cuda;
     }

@@ -80,6 +80,19 @@ def test_options_and_variables_reach_the_engine() -> None:
     program = [sys.executable, "-c", count]
     assert hosted.run(program, "--devices", "3")[1] == "3\n"
     assert hosted.run(program, PYNCCL_HOST_DEVICES="5")[1] == "5\n"
+    version = (
+        "import ctypes; n = ctypes.CDLL('libnccl.so.2'); v = ctypes.c_int();"
+        "names = 'ncclCommSplit pncclCommSplit ncclCommShrink pncclCommShrink ncclPutSignal';"
+        "n.ncclGetVersion(ctypes.byref(v));"
+        "print(v.value, *[hasattr(n, name) for name in names.split()])"
+    )
+    program = [sys.executable, "-c", version]
+    assert hosted.run(program)[1] == "23203 True True True True True\n"
+    older = "22105 True True False False False\n"
+    assert hosted.run(program, "--nccl-version", "2.21.5") == (0, older, "")
+    assert hosted.run(program, PYNCCL_HOST_NCCL_VERSION="2.21.5") == (0, older, "")
+    newer = hosted.run(program, "--nccl-version", "2.27.3")[1]
+    assert newer == "22703 True True True True False\n"
     fail = (
         "import ctypes; n = ctypes.CDLL('libnccl.so.2');"
         "print(n.ncclGroupStart(), n.ncclGroupEnd())"

@@ -181,7 +181,7 @@ async def test_cancelling_an_await_takes_nothing_back(temper: str, loop: str) ->
     """The peer has issued its part: the operation goes on, and a later await has the result."""
     async with clique(2) as comms:
         xs = arrays(comms)
-        with testing.faults("op:delay=80ms"):
+        with testing.faults("op:delay=400ms"):
             works = reduce_all(comms, xs)
             for _ in range(3):
                 with pytest.raises(asyncio.TimeoutError):

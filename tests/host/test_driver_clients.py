@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
+from pathlib import Path
 
 import hostlib
 import pytest
@@ -56,6 +59,23 @@ def address_of(engine, name):
 )
 def test_a_look_up_gives_the_newest_form_that_the_caller_knows(engine, name, version, form):
     assert look_up(engine, name, version) == (address_of(engine, form), FOUND)
+
+
+def test_names_of_other_libraries_do_not_get_in_between():
+    """As JAX has it: its library brings global functions with the names of the driver's."""
+    script = """
+import ctypes, hostlib
+path = hostlib.library_path().with_name("libpynccl_noop.so")
+other = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+engine = hostlib.Engine()
+def at(library): return ctypes.cast(library.cuInit, ctypes.c_void_p).value
+assert at(other) != at(engine.library)
+engine.must("cuInit", 0)
+found = ctypes.c_void_p()
+engine.must("cuGetProcAddress_v2", b"cuInit", ctypes.byref(found), 12000, 0, None)
+assert found.value == at(engine.library), "it is the other library's"
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent, check=True)
 
 
 def test_look_ups_that_find_nothing(engine):

@@ -50,7 +50,7 @@ def run(kind: str, library: Path, *arguments: str) -> instrumented.Outcome:
         pytest.skip(f"no sanitizer: {why}")
 
 
-@pytest.mark.parametrize(("part", "kind"), product(PARTS, KINDS))
+@pytest.mark.parametrize(("part", "kind"), list(product(PARTS, KINDS)))
 def test_nothing_is_reported(built: Build, part: str, kind: str) -> None:
     files = [f"tests/host/{name}" for name in PARTS[part]]
     chosen = ["-m", "not timing", "-k", LEFT_OUT[kind], "-p", "no:cacheprovider", "-q"]

@@ -15,6 +15,7 @@ NAMES = (
     "rules_arithmetic",
     "rules_messages",
     "rules_streams",
+    "rules_capture",
     "rules_memory",
     "rules_device",
     "rules_onesided",

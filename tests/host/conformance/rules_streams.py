@@ -1,4 +1,4 @@
-"""Sections 14 and 15: streams and ordering; capture."""
+"""Section 14: streams and ordering."""
 
 from __future__ import annotations
 
