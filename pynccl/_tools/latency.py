@@ -18,6 +18,7 @@ import numpy as np
 import pynccl
 from pynccl import _engines, testing
 from pynccl._native import __path__ as native_path
+from pynccl._tools import latency_nccl4py
 from pynccl._tools.figures import Figure, medians
 from pynccl._tools.latency_peers import between_processes
 
@@ -139,7 +140,7 @@ COUNTED = ("ncclAllReduce", "cuEventRecord", "cuEventQuery")
 
 
 def issue_numpy(rounds: int) -> Figure:
-    """One issue on the no-op engine against a bare ctypes call."""
+    """One issue on the no-op engine against a bare ctypes call, and against nccl4py."""
 
     async def body(comm: pynccl.Communicator) -> Figure:
         x = np.ones(4, np.float32)
@@ -158,17 +159,20 @@ def issue_numpy(rounds: int) -> Figure:
         )
         before["ncclAllReduce"] += rounds * LOOPS  # the bare calls are counted too
         require_counts(before, rounds * LOOPS, awaited=False)
-        absent = {"nccl4py": "it does not run on the no-op engine's functions alone"}
         return Figure(
             "issue of all_reduce, NumPy",
             "us",
             found["ours"],
             {"ctypes": found["ctypes"]},
-            {"ctypes": 1 / 0.8},
-            absent=absent,
+            {"ctypes": 1 / 0.8, "nccl4py": 40},
         )
 
-    return on_engine("noop", body)
+    figure = on_engine("noop", body)
+    if why := latency_nccl4py.absent():
+        figure.absent["nccl4py"] = why
+    else:
+        figure.rivals["nccl4py"] = statistics.median(latency_nccl4py.issue_us(rounds))
+    return figure
 
 
 def issue_torch(rounds: int) -> Figure:
