@@ -172,7 +172,10 @@ def is_listening(port: int) -> bool:
 
 def named_by(pid: int) -> list[str]:
     """The files in shared memory, and here, that a process has open."""
-    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(str(path.readlink()))
     return [name for name in links if name.startswith(("/dev/shm/", str(Path.cwd())))]
 
 
