@@ -329,9 +329,13 @@ static host_progress_t advance(host_kernel_t *kernel) {
     }
 }
 
-/* Where one rank gives or takes for all, the others wait for its first chunk. */
+/* Where one rank gives or takes for all, the others wait for its first chunk: so not less than sixteen of
+ * them, unless they would be small. */
 static size_t chunk_bytes(const host_collective_t *c) {
-    return c->shape->rooted ? HOST_SLOT_BYTES / 4 : HOST_SLOT_BYTES;
+    size_t part = c->kernel.work.bytes / 16;
+    if (!c->shape->rooted || part > HOST_SLOT_BYTES)
+        return HOST_SLOT_BYTES;
+    return part > HOST_SLOT_BYTES / 4 ? part : HOST_SLOT_BYTES / 4;
 }
 
 static void drop(host_kernel_t *kernel) {
@@ -349,6 +353,8 @@ host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task) {
     c->gives = !c->shape->root_gives || comm->rank == task->root;
     c->takes = !c->shape->root_takes || comm->rank == task->root;
     c->blocks = c->shape->spread ? (size_t)comm->ranks : 1;
+    bool widens = !c->shape->reduces && !c->shape->from_root;
+    c->kernel.work.bytes = task->count * c->size * (widens ? (size_t)comm->ranks : c->blocks);
     size_t share = HOST_LINE_BYTES / c->blocks;
     c->in_line = task->count <= share / c->size;
     if (c->in_line)
@@ -359,8 +365,6 @@ host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task) {
     c->kernel.linger = linger;
     c->kernel.drop = drop;
     c->kernel.name = c->shape->name;
-    bool widens = !c->shape->reduces && !c->shape->from_root;
-    c->kernel.work.bytes = task->count * c->size * (widens ? (size_t)comm->ranks : c->blocks);
     c->large = c->kernel.work.bytes > HOST_POLL_BYTES;
     return &c->kernel;
 }
