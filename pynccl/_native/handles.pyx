@@ -11,6 +11,7 @@
 5. After a fork the child's handles are inert: they refuse every use and free nothing.
 """
 
+import os
 import warnings
 import weakref
 from asyncio import _get_running_loop
@@ -101,7 +102,7 @@ cdef class CommHandle:
         cdef pn_device_t *found = engine.device(device)
         self.engine = engine
         self.device_ordinal = device
-        self.timeout_ns = 600 * 1000000000
+        self.timeout_ns = default_timeout_ns()
         self.leases = {}
         with nogil:
             self.c = pn_comm_new(found, rank, size)
@@ -265,6 +266,19 @@ cdef int tell(CommRecord record, dict context) except -1:
 
     logging.getLogger("pynccl").error(context["message"], exc_info=context["exception"])
     return 0
+
+
+cdef object default_timeout_ns():
+    """The deadline of operations of which nobody says another: PYNCCL_TIMEOUT, or 600 s."""
+    text = os.environ.get("PYNCCL_TIMEOUT")
+    if not text:
+        return 600 * 1000000000
+    try:
+        return timeout_to_ns(text)
+    except errors.ConfigError:
+        raise errors.ConfigError(
+            f"PYNCCL_TIMEOUT is {text!r}, expected a number of seconds, or inf"
+        ) from None
 
 
 cpdef object timeout_to_ns(seconds):

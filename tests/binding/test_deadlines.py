@@ -12,7 +12,7 @@ import pytest
 from cliques import abort, all_reduced, arrays, clique, reduce_all
 
 import pynccl
-from pynccl import DeadlineError, testing
+from pynccl import ConfigError, DeadlineError, testing
 
 pytestmark = pytest.mark.usefixtures("temper")
 MANY = 50
@@ -84,6 +84,25 @@ async def test_the_default_of_the_communicator() -> None:
         with pytest.raises(DeadlineError):
             await comms[0].all_reduce(np.zeros(4))
         await abort(comms)
+
+
+async def test_the_default_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYNCCL_TIMEOUT", "0.1")
+    async with clique(2) as comms:
+        assert comms[0].timeout == 0.1
+        comms[1].timeout = 5
+        with pytest.raises(DeadlineError):
+            await comms[0].all_reduce(np.zeros(4))
+        await abort(comms)
+    monkeypatch.setenv("PYNCCL_TIMEOUT", "soon")
+    with pytest.raises(ConfigError, match="PYNCCL_TIMEOUT is 'soon', expected a number"):
+        await pynccl.create_all(["cpu:0"])
+    monkeypatch.setenv("PYNCCL_TIMEOUT", "inf")
+    async with clique(1) as comms:
+        await all_reduced(comms)
+    monkeypatch.delenv("PYNCCL_TIMEOUT")
+    async with clique(1) as comms:
+        assert comms[0].timeout == 600
 
 
 async def test_no_deadline() -> None:
