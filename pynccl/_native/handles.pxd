@@ -24,6 +24,7 @@ cdef class CommHandle:
     cdef int usable(self) except -1
 
 cdef int refuse_fork() except -1
+cdef object default_timeout_ns()
 
 
 cdef class Unseen:

@@ -23,6 +23,7 @@ from pynccl._native.abi cimport (
     pn_live_read,
     pn_live_t,
 )
+from pynccl._native.handles cimport default_timeout_ns
 from pynccl._native.uneven cimport UnevenOperations
 from pynccl._native.work cimport Work, control_work
 
@@ -116,8 +117,9 @@ cdef class Control:
 
 
 def check_config(config):
-    """Raise ConfigError if a communicator's settings could not be used."""
+    """Raise ConfigError if a communicator's settings, or the process's, could not be used."""
     Control(config)
+    default_timeout_ns()
 
 
 cdef class Lifecycle(UnevenOperations):
