@@ -47,7 +47,8 @@ def slope(values: list[int]) -> float:
 def leaks(samples: list[dict[str, int]]) -> list[str]:
     """What grows from the third sample on; the first two still fill pools.
 
-    Memory settles later: the first hundreds of communicators fill Python's own pools. A count may go up and down; of what leaks every later one is above every earlier one.
+    Memory settles later: the first hundreds of communicators fill Python's own pools. A count
+    may go up and down; of what leaks every later one is above every earlier one.
     """
     settled = samples[2:]
     found = []
