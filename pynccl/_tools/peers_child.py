@@ -136,7 +136,6 @@ class Host:
         init.argtypes = [word, number, Id, number]
         self.check(init(ctypes.byref(self.comm), size, Id.from_buffer_copy(unique_id), rank))
         self.synchronize = self.library.cuStreamSynchronize
-        self.synchronize.argtypes = [word]
 
     def check(self, result: int) -> None:
         """Raise if a call failed."""
@@ -144,22 +143,27 @@ class Host:
             raise RuntimeError(f"result {result}: {self.library.ncclGetLastError(None)}")
 
     def call(self, function: str, *arguments: int) -> Callable[[], object]:
-        """The collective and the wait for its stream."""
-        word, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+        """The collective and the wait for its stream.
+
+        The arguments are C values already: converting them anew would be most of a short call.
+        """
+        send, recv, count, *numbers = arguments
         bound, synchronize, stream = (
             getattr(self.library, function),
             self.synchronize,
             self.stream,
         )
-        numbers = [number] * (len(arguments) - 3)
-        bound.argtypes = [word, word, size, *numbers, word, word]
-        comm = self.comm
+        values: tuple[Any, ...] = (
+            *(ctypes.c_void_p(send), ctypes.c_void_p(recv), ctypes.c_size_t(count)),
+            *map(ctypes.c_int, numbers),
+            *(self.comm, stream),
+        )
 
         def turn() -> None:
-            bound(*arguments, comm, stream)
+            bound(*values)
             synchronize(stream)
 
-        self.check(bound(*arguments, comm, stream) or synchronize(stream))
+        self.check(bound(*values) or synchronize(stream))
         return turn
 
     def allocate(self, count: int) -> Any:
