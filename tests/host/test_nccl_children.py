@@ -103,7 +103,7 @@ def survive(rank: Rank, how: str) -> float | None:
     assert rank.all_reduce(x) == 0
     rank.synchronize()
     if rank.rank == 1:
-        time.sleep(0.1)
+        time.sleep(0.5)  # the others are inside by then
         if how == "killed":
             rank.engine.set("faults", "op:kill")
             assert rank.all_reduce(x) == 0
@@ -130,10 +130,10 @@ def test_survivors_of_a_kill_shrink(engine, temper):
     assert values == [8.0, None, 8.0, 8.0]
 
 
-def stuck(rank: Rank) -> float | None:
+def stuck(rank: Rank, shrunk: threading.Barrier) -> float | None:
     x = np.ones(1000, dtype=np.float32)
     if rank.rank == 2:
-        time.sleep(0.2)
+        shrunk.wait(20)
         rank.abandon()
         return None
     assert rank.all_reduce(x) == 0
@@ -142,6 +142,7 @@ def stuck(rank: Rank) -> float | None:
     assert code == 0, last_error(rank.engine)
     rank.synchronize()
     value = total(rank, child, rank.rank + 1.0)
+    shrunk.wait(20)
     assert rank.all_reduce(x) == USAGE  # the parent's ranks may be out of step
     assert "cut off" in last_error(rank.engine)
     rank.must("ncclCommDestroy", child)
@@ -150,7 +151,7 @@ def stuck(rank: Rank) -> float | None:
 
 
 def test_shrink_ends_what_waits_for_a_stuck_peer(engine, calm):
-    assert nccl_ranks.run_threads(engine, 3, stuck) == [3.0, 3.0, None]
+    assert nccl_ranks.run_threads(engine, 3, stuck, threading.Barrier(3)) == [3.0, 3.0, None]
 
 
 def test_a_second_death_ends_a_shrink(engine, temper):

@@ -78,7 +78,7 @@ def revoke_then_shrink(rank: Rank) -> float | None:
     x = np.ones(4, dtype=np.float32)
     if rank.rank == 1:
         rank.engine.set("faults", "op:kill")
-    assert rank.all_reduce(x) == 0
+    assert rank.all_reduce(x) in (0, REMOTE)  # it may be dead by now
     if rank.rank == 1:
         rank.synchronize()
     assert rank.async_error(10.0) == REMOTE
