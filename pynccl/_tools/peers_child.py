@@ -21,10 +21,10 @@ import numpy as np
 
 KIB, MIB = 1 << 10, 1 << 20
 ALL_REDUCES = {2: (8, 64 * KIB, MIB, 64 * MIB), 4: (8, 64 * MIB)}  # by the number of ranks
-TURNS = {8: 20_000, 64 * KIB: 400, MIB: 60, 64 * MIB: 3}
+TURNS = {8: 20_000, 64 * KIB: 400, MIB: 60, 64 * MIB: 12}
 MOVES = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MOVED = 16 * MIB  # the larger of the two buffers
-MOVE_TURNS = 8
+MOVE_TURNS = 40
 ROUNDS = 20
 SETTLE_S = 0.2
 FLOAT32, SUM = 7, 0  # of nccl.h

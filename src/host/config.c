@@ -16,6 +16,7 @@ static host_config_t settings = {
     .devices = DEFAULT_DEVICES,
     .nccl_version = NCCL_ABI_VERSION,
     .runtime_connect = true,
+    .way = HOST_WAYS,
     .windows = true,
     .seed = 1,
 };
@@ -93,14 +94,28 @@ static bool set_temper(const char *text) {
     return true;
 }
 
+/* Which of so many words it is, or -1. */
+static int find_word(const char *const *words, int count, const char *text) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(text, words[i]) == 0)
+            return i;
+    return -1;
+}
+
 static bool set_misuse(const char *text) {
     static const char *const words[] = {"ignore", "report", "abort"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, words[i]) == 0) {
-            settings.misuse = (host_misuse_t)i;
-            return true;
-        }
-    return false;
+    int found = find_word(words, 3, text);
+    if (found >= 0)
+        settings.misuse = (host_misuse_t)found;
+    return found >= 0;
+}
+
+static bool set_way(const char *text) {
+    static const char *const words[] = {"cached", "past", "attach", "measured"};
+    int found = find_word(words, HOST_WAYS + 1, text);
+    if (found >= 0)
+        settings.way = (host_way_t)found;
+    return found >= 0;
 }
 
 static bool set_devices(const char *text) {
@@ -207,6 +222,7 @@ static const struct {
     {"read_delay_us", "PYNCCL_HOST_READ_DELAY_US", set_read_delay},
     {"seed", "PYNCCL_HOST_SEED", set_seed},
     {"faults", "PYNCCL_HOST_FAULTS", set_faults},
+    {"way", "PYNCCL_HOST_WAY", set_way},
     {"multi_rank", "NCCL_MULTI_RANK_GPU_ENABLE", set_multi_rank},
     {"runtime_connect", "NCCL_RUNTIME_CONNECT", set_runtime_connect},
     {"windows", "NCCL_WIN_ENABLE", set_windows},

@@ -35,17 +35,21 @@
 
 typedef enum { HOST_STRICT, HOST_FAITHFUL } host_mode_t;
 typedef enum { HOST_QUICK, HOST_GPULIKE } host_temper_t;
+/* How large data go from process to process: through slots in shared memory that are written through the
+ * caches or past them, or copied by the kernel from one process to the other. */
+typedef enum { HOST_WAY_CACHED, HOST_WAY_PAST, HOST_WAY_ATTACH, HOST_WAYS } host_way_t;
 typedef enum { HOST_MISUSE_IGNORE, HOST_MISUSE_REPORT, HOST_MISUSE_ABORT } host_misuse_t;
 
 /* Atomic, since tests change them while workers run. */
 typedef struct {
     _Atomic host_mode_t mode; /* PYNCCL_HOST_MODE: strict (a mismatch is an error) or faithful (it hangs) */
-    _Atomic host_temper_t temper;     /* PYNCCL_HOST_TEMPER: quick or gpulike */
-    _Atomic host_misuse_t misuse;     /* PYNCCL_HOST_MISUSE: ignore, report, or abort the process */
-    _Atomic int devices;              /* PYNCCL_HOST_DEVICES, default 8 */
-    _Atomic bool multi_rank;          /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
-    _Atomic bool runtime_connect;     /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
-    _Atomic bool windows;             /* NCCL_WIN_ENABLE, default true: registering a window gives one */
+    _Atomic host_temper_t temper; /* PYNCCL_HOST_TEMPER: quick or gpulike */
+    _Atomic host_misuse_t misuse; /* PYNCCL_HOST_MISUSE: ignore, report, or abort the process */
+    _Atomic int devices;          /* PYNCCL_HOST_DEVICES, default 8 */
+    _Atomic bool multi_rank;      /* NCCL_MULTI_RANK_GPU_ENABLE=1: several ranks may share a device */
+    _Atomic bool runtime_connect; /* NCCL_RUNTIME_CONNECT, default true: first contact blocks (gpulike) */
+    _Atomic host_way_t way; /* PYNCCL_HOST_WAY: cached, past or attach; HOST_WAYS: what is measured best */
+    _Atomic bool windows;   /* NCCL_WIN_ENABLE, default true: registering a window gives one */
     _Atomic bool launch_blocking;     /* CUDA_LAUNCH_BLOCKING=1: a launch returns when its work is done */
     _Atomic bool quirk_depth_leak;    /* PYNCCL_HOST_QUIRKS=depth-leak: reproduce NCCL's leaked group depth */
     _Atomic bool quirk_no_memory_ops; /* PYNCCL_HOST_QUIRKS=no-memory-ops: streams cannot wait for words */
@@ -244,9 +248,16 @@ typedef struct {
     bool past_caches; /* for results that are large and not sources */
 } host_fold_t;
 void host_fold(const host_fold_t *fold);
-void host_copy_past(void *to, const void *from, size_t bytes);
 /* For tests: "portable", "avx2", "avx512" or "best"; false where this processor cannot. All give the same. */
 bool host_reduce_choose(const char *name);
+
+/* ---- copies past the caches (copy.c) ---------------------------------------------------------------- */
+
+void host_copy_past(void *to, const void *from, size_t bytes);
+/* Also to `slot`, through the caches. */
+void host_copy_twice(void *slot, void *to, const void *from, size_t bytes);
+/* For tests: "avx512", "sse2", "neon" or "plain"; false where this processor cannot. */
+bool host_copy_choose(const char *name);
 
 /* ---- threads (driver_worker.c) --------------------------------------------------------------------- */
 

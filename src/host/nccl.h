@@ -13,7 +13,9 @@
  *   nccl_capture.c     operations on streams that are being captured
  *   nccl_kernel.c      what every kernel does around its own work: turn, faults, abort
  *   nccl_collective.c  eight collectives as one state machine: arrivals, data through shared memory
- *   nccl_direct.c      the same on buffers that all ranks can reach      nccl_offer.c   reaching them
+ *   nccl_direct.c      the same on buffers that all ranks can reach
+ *   nccl_way.c         which way large data take between processes
+ *   nccl_offer.c nccl_attach.c            reaching them: shared memory; ordinary memory
  *   nccl_message.c     send and receive
  *   nccl_window.c nccl_rma.c   windows, and one-sided operations on them (nccl_window.h)
  *   nccl_fault.c       injected faults, as a call feels them
@@ -36,6 +38,7 @@
 #define HOST_NAP_NS (50 * 1000 * 1000)
 
 typedef struct host_plan host_plan_t; /* nccl_group.h */
+typedef struct host_kernel host_kernel_t;
 
 #define host_fail(code, ...) (host_last_error(__VA_ARGS__), (code))
 
@@ -108,6 +111,7 @@ typedef struct host_clique {
     _Atomic uint64_t dead; /* the ranks whose processes are gone, one bit a rank */
     _Atomic bool together; /* all ranks are in this process */
     bool crowded;          /* there are more ranks than cores */
+    _Atomic int attach;    /* host_attach_t: what is known of attaching to the processes of its ranks */
     pthread_mutex_t mappings_lock;
     struct host_mapping *mappings[HOST_MAX_RANKS]; /* by rank and offer; NULL until they are needed */
     uint32_t withdrawn[HOST_MAX_RANKS];            /* of each rank, as the mappings know it */
@@ -132,10 +136,16 @@ void host_clique_watch(host_clique_t *clique);
 
 /* ---- buffers of other ranks (nccl_offer.c) --------------------------------------------------------- */
 
-/* Make it reachable for all ranks; false if that cannot be. */
-bool host_expose(ncclComm_t comm, const void *pointer, size_t bytes, host_exposure_t *exposure);
-/* Where another rank's buffer is in this process; false if it cannot be mapped. */
-bool host_reach(host_clique_t *clique, int rank, const host_exposure_t *exposure, unsigned char **pointer);
+/* Where a rank's buffer is: in this process, or `far`, and then only the copies of nccl_attach.c get there.
+ */
+typedef struct {
+    unsigned char *at;
+    bool far;
+} host_place_t;
+/* Make it reachable for all ranks, with `attach` also in ordinary memory; false if that cannot be. */
+bool host_expose(ncclComm_t comm, const void *pointer, size_t bytes, bool attach, host_exposure_t *exposure);
+/* Where another rank's buffer is; false if it cannot be mapped. */
+bool host_reach(host_clique_t *clique, int rank, const host_exposure_t *exposure, host_place_t *place);
 void host_offers_retire(ncclComm_t comm, uint64_t serial); /* the allocation is no more */
 void host_mappings_drop(host_clique_t *clique, bool all);  /* or only what was withdrawn */
 /* Others' buffers are touched only between these two; false: one of them is closed. */
@@ -143,6 +153,44 @@ bool host_visit_begin(ncclComm_t comm, host_clique_t *clique);
 void host_visit_end(ncclComm_t comm);
 /* From now on nobody touches this rank's buffers; returns when nobody does. */
 void host_visitors_turn_out(ncclComm_t comm);
+
+/* ---- ordinary memory of other processes (nccl_attach.c) -------------------------------------------- */
+
+typedef enum { HOST_ATTACH_UNKNOWN, HOST_ATTACH_ALLOWED, HOST_ATTACH_DENIED } host_attach_t;
+/* Whether this process may read and write the memory of all the others. The first call tries it. */
+bool host_attach_allowed(host_clique_t *clique);
+/* They do without from now on: one of them may not. */
+void host_attach_deny(host_clique_t *clique);
+/* Copy a slice between this rank and another, one of them far or neither; false: it cannot be, and the kernel
+ * is stuck. */
+bool host_copy_between(host_kernel_t *kernel, int rank, host_place_t to, host_place_t from, size_t bytes);
+/* Such slices: an abort waits for one. */
+#define HOST_SLICE_BYTES ((size_t)256 * 1024)
+#define HOST_FAR_SLICE_BYTES ((size_t)1024 * 1024)
+/* A copy by the kernel is worth its system call from this size on. */
+#define HOST_ATTACH_BYTES ((size_t)256 * 1024)
+/* From this size on, results are stored past the caches. */
+#define HOST_PAST_CACHES_BYTES ((size_t)4 * 1024 * 1024)
+
+/* ---- ways between processes (nccl_way.c) ----------------------------------------------------------- */
+
+/* Whether so many bytes may go by attaching. */
+bool host_way_attaches(host_clique_t *clique, size_t bytes);
+
+typedef struct {
+    float cost;  /* ns a byte, 0: not measured */
+    float since; /* the same, of all operations since it was tried last */
+    bool tried;
+    int noted; /* measurements of the last trial */
+} host_estimate_t;
+
+/* Of one function and magnitude; what is not `odd` only rank 0 uses. */
+typedef struct {
+    bool odd; /* which of the two words the next operation reads */
+    host_way_t last, trial;
+    int left; /* operations of the trial to be decided */
+    host_estimate_t estimates[HOST_WAYS];
+} host_ways_t;
 
 /* ---- communicators (nccl_comm.c) ----------------------------------------------------------------- */
 
@@ -198,7 +246,9 @@ struct ncclComm {
     uint32_t children, barriers; /* made by split or grow, or failed to be; barriers it has come to */
     uint32_t id_for;             /* the child for which ncclCommGetUniqueId has given an id */
     _Atomic uint32_t born;       /* of those, how many are done with */
-    uint32_t next_offer;         /* to be given up when the table is full */
+    host_ways_t ways[HOST_COLLECTIVES][HOST_MAGNITUDES];
+    uint32_t next_offer; /* to be given up when the table is full, */
+    uint64_t offered;    /* but not these, which the kernel under way uses; one bit each */
     uint32_t sent[HOST_MAX_RANKS], received[HOST_MAX_RANKS]; /* messages launched, by peer */
     bool connected[HOST_COLLECTIVES], met[HOST_MAX_RANKS];
     host_operator_t *operators;
@@ -277,7 +327,6 @@ ncclResult_t host_selection_check(const char *function, host_task_t *task);
 
 /* ---- launching (nccl_launch.c, nccl_kernel.c) ---------------------------------------------------- */
 
-typedef struct host_kernel host_kernel_t;
 struct host_kernel {
     host_work_t work; /* first: the stream's view of it */
     ncclComm_t comm;

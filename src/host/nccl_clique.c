@@ -92,6 +92,7 @@ static ncclResult_t claim(host_clique_t *clique, struct ncclComm *comm) {
     area->device = comm->device;
     area->version = host_nccl_version();
     area->encryption = host_encryption_digest();
+    area->home = (uintptr_t)clique->secret;
     atomic_store(&area->core, -1);
     comm->area = area;
     return ncclSuccess;

@@ -5,10 +5,8 @@
  * and takes what it needs from the others' slots. It gives one chunk more than it has taken, so that nobody
  * waits for its copying. Reductions are made in the order of the ranks, so that the result does not depend on
  * timing, nor on how the data were cut into chunks. Large operations on buffers that all can reach leave that
- * way after their first arrival (nccl_direct.c).
- *
- * Why not process_vm_readv for ordinary memory: measured with 2 ranks on 2 cores, 64 KiB to 64 MiB, it is at
- * best as fast as staging (buffers of huge pages), and at worst takes three times as long (4 KiB pages).
+ * way after their first arrival (nccl_direct.c). Which way is taken between processes is measured
+ * (nccl_way.c).
  */
 #define _GNU_SOURCE
 #include "nccl_collective.h"
@@ -16,6 +14,12 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    TILE_BYTES = 8 * 1024,   /* stays in the first cache */
+    DESK_BYTES = 128 * 1024, /* several of them stay in the second cache */
+    DESK_STEP = 4096,
+};
 
 /* ---- solo: a communicator of one rank ------------------------------------------------------------ */
 
@@ -159,6 +163,37 @@ uint64_t pn_host_staged(void) {
     return atomic_load_explicit(&staged, memory_order_relaxed);
 }
 
+static bool is_large(const host_collective_t *c) {
+    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
+}
+
+/* Where that goes which it gives and all gather. */
+static char *own_result(const host_collective_t *c, size_t at) {
+    return (char *)c->task.recv + ((size_t)c->kernel.comm->rank * c->task.count + at) * c->size;
+}
+
+/* What it gives is also part of its own result, and goes there in the same pass. */
+static bool keeps_its_own(const host_collective_t *c) {
+    const host_shape_t *shape = c->shape;
+    bool gathers = !shape->rooted && !shape->spread && !shape->reduces;
+    return gathers && is_large(c) && c->way == HOST_WAY_CACHED && c->task.send != own_result(c, 0);
+}
+
+/* Into a slot, the way that slots are written. */
+static void scale(const host_collective_t *c, unsigned char *to, const char *from, size_t count) {
+    _Alignas(64) unsigned char tile[TILE_BYTES];
+    const void *factor = c->task.scalar != NULL ? c->task.scalar : &c->task.factor;
+    if (c->way != HOST_WAY_PAST || c->in_line) {
+        host_premultiply(to, from, count, c->task.type, factor);
+        return;
+    }
+    for (size_t at = 0, step = sizeof tile / c->size; at < count; at += step) {
+        size_t some = count - at < step ? count - at : step;
+        host_premultiply(tile, from + at * c->size, some, c->task.type, factor);
+        host_copy_past(to + at * c->size, tile, some * c->size);
+    }
+}
+
 static void give(host_collective_t *c) {
     const host_task_t *task = &c->task;
     ncclComm_t comm = c->kernel.comm;
@@ -167,9 +202,14 @@ static void give(host_collective_t *c) {
     for (size_t block = 0; c->gives && block < c->blocks; block++, to += bytes) {
         const char *from = (const char *)task->send + (block * task->count + c->given) * c->size;
         if (task->scaled)
-            host_premultiply(to, from, count, task->type,
-                             task->scalar != NULL ? task->scalar : &task->factor);
-        else if (!c->shape->spread || block != (size_t)comm->rank) /* what is for itself it takes there */
+            scale(c, to, from, count);
+        else if (c->shape->spread && block == (size_t)comm->rank)
+            continue; /* what is for itself it takes where it is */
+        else if (c->way == HOST_WAY_PAST && !c->in_line)
+            host_copy_past(to, from, bytes);
+        else if (keeps_its_own(c))
+            host_copy_twice(to, own_result(c, c->given), from, bytes);
+        else
             memcpy(to, from, bytes);
     }
     if (c->gives && !c->in_line)
@@ -188,10 +228,6 @@ static const unsigned char *gift_of(const host_collective_t *c, int rank, uint32
     if (rank == c->kernel.comm->rank && !c->task.scaled)
         return (const unsigned char *)c->task.send + (own * c->task.count + c->taken) * c->size;
     return data_of(c, rank, arrival) + own * chunk_at(c, c->taken) * c->size;
-}
-
-static bool is_large(const host_collective_t *c) {
-    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
 }
 
 static void reduce(const host_collective_t *c, uint32_t arrival) {
@@ -219,6 +255,8 @@ static void place(const host_collective_t *c, uint32_t arrival) {
     int first = c->shape->from_root ? task->root : 0;
     int end = c->shape->from_root ? task->root + 1 : c->kernel.comm->ranks;
     for (int rank = first; rank < end; rank++) {
+        if (rank == c->kernel.comm->rank && keeps_its_own(c))
+            continue;
         size_t block = (size_t)(rank - first);
         unsigned char *to = (unsigned char *)task->recv + (block * task->count + c->taken) * c->size;
         const unsigned char *from = gift_of(c, rank, arrival);
@@ -273,11 +311,16 @@ static host_progress_t advance_staged(host_collective_t *c) {
 static host_phase_t set_out(host_collective_t *c) {
     if (!c->large)
         return HOST_STAGED;
+    c->apart = !atomic_load_explicit(&c->kernel.clique->together, memory_order_relaxed);
+    if (c->apart)
+        host_way_begin(c);
     host_direct_declare(c);
     if (c->manifest.exposed)
         host_collective_arrive(c);
     else
         give(c);
+    if (c->apart)
+        host_way_pause(c);
     return HOST_DECLARED;
 }
 
@@ -287,6 +330,8 @@ static host_phase_t go_on(host_collective_t *c) {
     case HOST_DECLARED:
         if (is_mismatch(c, c->arrival))
             return HOST_DECLARED;
+        if (c->apart)
+            host_way_resume(c);
         /* In the faithful mode ranks that disagree corrupt each other's data, but nobody's memory. */
         return find_other(c, c->arrival) != 0 ? HOST_STAGED : host_direct_agree(c);
     case HOST_MAPPED:
@@ -295,6 +340,12 @@ static host_phase_t go_on(host_collective_t *c) {
         c->kernel.exposed = false;
         return HOST_FINISHED;
     }
+}
+
+static host_progress_t finish(host_collective_t *c) {
+    if (c->apart)
+        host_way_end(c);
+    return HOST_DONE;
 }
 
 static host_progress_t advance(host_kernel_t *kernel) {
@@ -309,7 +360,7 @@ static host_progress_t advance(host_kernel_t *kernel) {
             c->phase = set_out(c);
             break;
         case HOST_STAGED:
-            return advance_staged(c);
+            return advance_staged(c) == HOST_DONE ? finish(c) : HOST_BLOCKED;
         case HOST_DIRECT:
             if (host_direct_work(c) == HOST_BLOCKED)
                 return HOST_BLOCKED;
@@ -317,7 +368,7 @@ static host_progress_t advance(host_kernel_t *kernel) {
             c->phase = HOST_WORKED;
             break;
         case HOST_FINISHED:
-            return HOST_DONE;
+            return finish(c);
         default:
             if (!host_collective_all_arrived(c, c->arrival))
                 return HOST_BLOCKED;
@@ -327,15 +378,6 @@ static host_progress_t advance(host_kernel_t *kernel) {
             kernel->work.moves++;
         }
     }
-}
-
-/* Where one rank gives or takes for all, the others wait for its first chunk: so not less than sixteen of
- * them, unless they would be small. */
-static size_t chunk_bytes(const host_collective_t *c) {
-    size_t part = c->kernel.work.bytes / 16;
-    if (!c->shape->rooted || part > HOST_SLOT_BYTES)
-        return HOST_SLOT_BYTES;
-    return part > HOST_SLOT_BYTES / 4 ? part : HOST_SLOT_BYTES / 4;
 }
 
 static void drop(host_kernel_t *kernel) {
@@ -360,11 +402,14 @@ host_kernel_t *host_collective_new(ncclComm_t comm, const host_task_t *task) {
     if (c->in_line)
         c->chunk = task->count;
     else
-        c->chunk = chunk_bytes(c) / (c->blocks * c->size) / 64 * 64; /* whole cache lines, and vectors */
+        c->chunk = HOST_SLOT_BYTES / (c->blocks * c->size) / 64 * 64; /* whole cache lines, and vectors */
     c->kernel.advance = advance;
     c->kernel.linger = linger;
     c->kernel.drop = drop;
     c->kernel.name = c->shape->name;
     c->large = c->kernel.work.bytes > HOST_POLL_BYTES;
+    c->way = HOST_WAY_CACHED;
+    size_t desk = (size_t)HOST_SLOTS * HOST_SLOT_BYTES / (size_t)comm->ranks / DESK_STEP * DESK_STEP;
+    c->desk = desk < DESK_BYTES ? desk : DESK_BYTES;
     return &c->kernel;
 }

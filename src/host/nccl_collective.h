@@ -4,9 +4,6 @@
 
 #include "nccl.h"
 
-/* From this result size on, stores go past the caches. */
-#define HOST_PAST_CACHES_BYTES (4 * 1024 * 1024)
-
 typedef enum {
     HOST_SETTING_OUT,
     HOST_STAGED,   /* chunk by chunk through shared memory */
@@ -19,7 +16,7 @@ typedef enum {
 
 /* Buffers of all ranks, as this process sees them. */
 typedef struct {
-    unsigned char *send[HOST_MAX_RANKS], *recv[HOST_MAX_RANKS];
+    host_place_t send[HOST_MAX_RANKS], recv[HOST_MAX_RANKS];
     uint64_t factor[HOST_MAX_RANKS];
 } host_peers_t;
 
@@ -35,6 +32,10 @@ typedef struct {
     uint32_t awaited; /* the one that it waits for, */
     int seen;         /* and how many of the first ranks have published it */
     bool in_line, large, gives, takes;
+    /* how it goes, if it is large and its ranks are `apart`, in several processes (nccl_way.c) */
+    host_way_t way;
+    bool apart, odd, timed;
+    int64_t clock, spent; /* on what is not waiting */
     /* staged */
     size_t chunk;        /* elements of a block that are published at once */
     size_t given, taken; /* elements of a block */
@@ -42,7 +43,9 @@ typedef struct {
     /* direct */
     host_manifest_t manifest;
     host_peers_t *peers;
-    size_t at; /* elements of its work that are done */
+    size_t desk; /* bytes of each of its places for a slice of what a far rank gives or takes */
+    int piece;   /* of its moves: with which rank, counted from itself, */
+    size_t at;   /* and how many elements of that, or of a reduction, are done */
 } host_collective_t;
 
 /* Say with a new arrival what was written before. */
@@ -52,6 +55,12 @@ bool host_collective_all_arrived(host_collective_t *c, uint32_t arrival);
 static inline ncclRedOp_t host_collective_op(const host_collective_t *c) {
     return c->task.op == ncclAvg || c->task.op == HOST_USER_OP ? ncclSum : c->task.op;
 }
+
+/* nccl_way.c. Between pause and resume it waits for others. */
+void host_way_begin(host_collective_t *c);
+void host_way_pause(host_collective_t *c);
+void host_way_resume(host_collective_t *c);
+void host_way_end(host_collective_t *c);
 
 /* nccl_direct.c */
 void host_direct_declare(host_collective_t *c);         /* before the first arrival */

@@ -93,6 +93,7 @@ static host_progress_t start(host_kernel_t *kernel, bool *failed) {
     if (!enter_device(kernel))
         return HOST_BLOCKED;
     kernel->clique = atomic_load(&comm->clique);
+    comm->offered = 0;
     host_clique_hold(kernel->clique);
     *failed = take_fault(kernel);
     return HOST_DONE;

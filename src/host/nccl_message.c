@@ -1,6 +1,7 @@
 /* Send and receive. Between each two ranks, and in each direction, messages follow one another through a ring
- * of bytes in shared memory. A send is done when the last byte has been taken out, so that it waits for its
- * receive as it would on a GPU, however small it is.
+ * of bytes in shared memory; large ones the receiver copies from the sender's buffer, if it can reach that. A
+ * send is done when the last byte has been taken, so that it waits for its receive as it would on a GPU,
+ * however small it is.
  *
  * All messages of a communicator in one group are one kernel: those with different peers, and the two
  * directions, move on independently; those of one peer and direction go in the order of the calls.
@@ -10,12 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    PAST_BYTES = 16 * 1024,
+    STEP_BYTES = HOST_RING_BYTES /
+        4, /* at once, so that the receiver takes some while the sender puts more */
+};
+
 typedef struct {
     char *buffer;
     size_t bytes, moved;
     host_sketch_t sketch;
     uint32_t number; /* of the message between these two ranks, from 1 */
     bool receive, posted;
+    bool direct;       /* from buffer to buffer; of a receive: */
+    size_t sent;       /* its bytes, */
+    host_place_t from; /* and where they are */
     int peer;
     int next; /* the next of the same queue, or -1 */
 } message_t;
@@ -23,6 +33,7 @@ typedef struct {
 typedef struct {
     host_kernel_t kernel;
     int count, queues;
+    int exposed; /* direct sends under way */
     bool started;
     uint64_t sequence; /* of the collective that comes next */
     int *heads;        /* by queue: the message under way, or -1 */
@@ -39,12 +50,19 @@ static void ring(const exchange_t *e, int peer) {
     host_bell_ring(&host_segment_area(e->kernel.clique->head, peer)->bell);
 }
 
-/* A ring's bytes from `position` on may go round its end. */
+static void copy_cached(void *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+}
+
+/* A ring's bytes from `position` on may go round its end. Many of them are sooner written past the caches and
+ * read from memory than handed from one core's cache to another's. */
 static void copy_in(host_channel_t *channel, uint64_t position, const char *from, size_t bytes) {
     size_t offset = position % HOST_RING_BYTES;
     size_t straight = bytes < HOST_RING_BYTES - offset ? bytes : HOST_RING_BYTES - offset;
-    memcpy(channel->data + offset, from, straight);
-    memcpy(channel->data, from + straight, bytes - straight);
+    void (*copy)(void *to, const void *from, size_t bytes) =
+        bytes < PAST_BYTES ? copy_cached : host_copy_past;
+    copy(channel->data + offset, from, straight);
+    copy(channel->data, from + straight, bytes - straight);
 }
 
 static void copy_out(const host_channel_t *channel, uint64_t position, char *to, size_t bytes) {
@@ -66,13 +84,42 @@ static host_sketch_t sketch_of(host_function_t function, uint32_t type, uint64_t
     return (host_sketch_t){.function = (uint8_t)function, .type = (uint8_t)type, .count = count};
 }
 
+static void offer(exchange_t *e, message_t *m, host_channel_t *channel) {
+    ncclComm_t comm = e->kernel.comm;
+    channel->sent_type = m->sketch.type;
+    channel->sent_count = m->sketch.count;
+    channel->direct = m->bytes > HOST_POLL_BYTES &&
+                      host_expose(comm, m->buffer, m->bytes, host_way_attaches(e->kernel.clique, m->bytes),
+                                  &channel->exposure);
+    m->direct = channel->direct;
+    e->exposed += m->direct;
+    e->kernel.exposed = e->exposed != 0;
+    atomic_store(&channel->offered, m->number);
+}
+
+static void cover(exchange_t *e, message_t *m) {
+    e->exposed -= m->direct;
+    e->kernel.exposed = e->exposed != 0;
+    m->direct = false;
+}
+
+static size_t put_some(message_t *m, host_channel_t *channel) {
+    uint64_t head = atomic_load_explicit(&channel->head, memory_order_relaxed);
+    size_t room = HOST_RING_BYTES - (size_t)(head - atomic_load(&channel->tail));
+    size_t bytes = least(least(room, m->bytes - m->moved), STEP_BYTES);
+    if (bytes != 0) {
+        copy_in(channel, head, m->buffer + m->moved, bytes);
+        atomic_store(&channel->head, head + bytes);
+        m->moved += bytes;
+    }
+    return bytes;
+}
+
 static outcome_t send_some(exchange_t *e, message_t *m) {
     host_channel_t *channel = channel_of(e, m);
     outcome_t outcome = WAITING;
     if (!m->posted) {
-        channel->sent_type = m->sketch.type;
-        channel->sent_count = m->sketch.count;
-        atomic_store(&channel->offered, m->number);
+        offer(e, m, channel);
         m->posted = true;
         outcome = MOVED;
     }
@@ -81,18 +128,16 @@ static outcome_t send_some(exchange_t *e, message_t *m) {
                             sketch_of(HOST_RECV, channel->wanted_type, channel->wanted_count));
         return REFUSED;
     }
-    uint64_t head = atomic_load_explicit(&channel->head, memory_order_relaxed);
-    size_t room = HOST_RING_BYTES - (size_t)(head - atomic_load(&channel->tail));
-    size_t bytes = least(room, m->bytes - m->moved);
-    if (bytes != 0) {
-        copy_in(channel, head, m->buffer + m->moved, bytes);
-        atomic_store(&channel->head, head + bytes);
-        m->moved += bytes;
+    if (m->direct && atomic_load(&channel->unreached) == m->number)
+        cover(e, m);
+    if (!m->direct && put_some(m, channel) != 0)
         outcome = MOVED;
-    }
     if (outcome == MOVED)
         ring(e, m->peer);
-    return atomic_load(&channel->taken) == m->number ? FINISHED : outcome;
+    if (atomic_load(&channel->taken) != m->number)
+        return outcome;
+    cover(e, m);
+    return FINISHED;
 }
 
 /* Whoever receives compares, since the sender cannot go on before it has said that it took all. */
@@ -109,6 +154,46 @@ static bool is_refused(exchange_t *e, const message_t *m, host_channel_t *channe
     return true;
 }
 
+/* The first look at a message that has been offered. */
+static void accept(exchange_t *e, message_t *m, host_channel_t *channel) {
+    size_t size = channel->sent_type < ncclNumTypes ? host_type_size((ncclDataType_t)channel->sent_type) : 0;
+    m->posted = true;
+    m->sent = channel->sent_count * size;
+    m->direct = channel->direct && host_reach(e->kernel.clique, m->peer, &channel->exposure, &m->from);
+    if (!channel->direct || m->direct)
+        return;
+    atomic_store(&channel->unreached, m->number);
+    ring(e, m->peer);
+}
+
+/* Bytes taken out of the ring. */
+static size_t take_some(message_t *m, host_channel_t *channel) {
+    uint64_t tail = atomic_load_explicit(&channel->tail, memory_order_relaxed);
+    size_t bytes = least((size_t)(atomic_load(&channel->head) - tail), m->bytes - m->moved);
+    bytes = least(bytes, STEP_BYTES);
+    copy_out(channel, tail, m->buffer + m->moved, bytes);
+    if (bytes != 0)
+        atomic_store(&channel->tail, tail + bytes);
+    return bytes;
+}
+
+/* Bytes copied from the sender's buffer. Fewer than wanted may have been sent, in the faithful mode. */
+static size_t fetch_some(exchange_t *e, message_t *m) {
+    size_t left = least(m->sent, m->bytes) - m->moved;
+    size_t bytes = least(left, m->from.far ? HOST_FAR_SLICE_BYTES : HOST_SLICE_BYTES);
+    if (bytes == 0 || host_comm_stopped(e->kernel.comm))
+        return 0;
+    if (!host_visit_begin(e->kernel.comm, e->kernel.clique)) {
+        e->kernel.stuck = true; /* its sender was aborted, or another rank */
+        return 0;
+    }
+    host_place_t to = {.at = (unsigned char *)m->buffer + m->moved};
+    host_place_t from = {.at = m->from.at + m->moved, .far = m->from.far};
+    bool copied = host_copy_between(&e->kernel, m->peer, to, from, bytes);
+    host_visit_end(e->kernel.comm);
+    return copied ? bytes : 0;
+}
+
 static outcome_t receive_some(exchange_t *e, message_t *m) {
     host_channel_t *channel = channel_of(e, m);
     if (!m->posted) {
@@ -116,18 +201,14 @@ static outcome_t receive_some(exchange_t *e, message_t *m) {
             return WAITING;
         if (is_refused(e, m, channel))
             return REFUSED;
-        m->posted = true;
+        accept(e, m, channel);
     }
-    uint64_t tail = atomic_load_explicit(&channel->tail, memory_order_relaxed);
-    size_t bytes = least((size_t)(atomic_load(&channel->head) - tail), m->bytes - m->moved);
-    copy_out(channel, tail, m->buffer + m->moved, bytes);
+    size_t bytes = m->direct ? fetch_some(e, m) : take_some(m, channel);
     m->moved += bytes;
     bool finished = m->moved == m->bytes;
-    if (bytes != 0)
-        atomic_store(&channel->tail, tail + bytes);
     if (finished)
         atomic_store(&channel->taken, m->number);
-    if (finished || bytes != 0)
+    if (finished || (bytes != 0 && !m->direct))
         ring(e, m->peer);
     return finished ? FINISHED : bytes != 0 ? MOVED : WAITING;
 }

@@ -1,7 +1,8 @@
 /* Buffers that other ranks read and write directly: how a rank says where they are, and how others get there.
  *
- * Between the ranks of one process an address is enough. Between processes only memory from ncclMemAlloc can
- * be reached: its owner offers the allocation in a table of its area, and whoever needs it maps it once.
+ * Between the ranks of one process an address is enough. Between processes memory from ncclMemAlloc can be
+ * mapped: its owner offers the allocation in a table of its area, and whoever needs it maps it once. Other
+ * memory can only be copied from and to (nccl_attach.c).
  * A mapping goes when its owner has withdrawn the offer (the memory was freed, or the table was full).
  */
 #include "nccl.h"
@@ -30,36 +31,45 @@ static void withdraw(host_area_t *area, int index) {
     atomic_fetch_add(&area->withdrawn, 1);
 }
 
-/* When the table is full, the offers take turns. Nobody uses any of them now: an operation ends when all
- * ranks are done with its buffers, and this one has not begun. */
+/* When the table is full, the offers take turns. Nobody uses those of earlier operations: an operation ends
+ * when all ranks are done with its buffers. -1: this one needs them all. */
 static int make_offer(ncclComm_t comm, const host_memory_t *memory) {
     int index = find_offer(comm->area, 0);
-    if (index < 0) {
-        index = (int)(comm->next_offer++ % HOST_OFFERS);
+    for (int tries = 0; index < 0 && tries < HOST_OFFERS; tries++) {
+        int next = (int)(comm->next_offer++ % HOST_OFFERS);
+        if ((comm->offered & (uint64_t)1 << next) != 0)
+            continue;
+        index = next;
         withdraw(comm->area, index);
     }
+    if (index < 0)
+        return -1;
     host_offer_t *offer = &comm->area->offers[index];
     offer->share = memory->share;
     atomic_store(&offer->serial, memory->serial);
     return index;
 }
 
-bool host_expose(ncclComm_t comm, const void *pointer, size_t bytes, host_exposure_t *exposure) {
+bool host_expose(ncclComm_t comm, const void *pointer, size_t bytes, bool attach, host_exposure_t *exposure) {
     *exposure = (host_exposure_t){.address = (uintptr_t)pointer, .offer = -1};
     if (atomic_load(&atomic_load(&comm->clique)->together))
         return true;
     host_memory_t memory;
     host_memory_find(pointer, &memory);
     size_t before = (size_t)((const char *)pointer - (const char *)memory.base);
-    if (!memory.own || memory.share.bytes == 0 || bytes > memory.bytes - before)
-        return false;
-    exposure->serial = memory.serial;
-    exposure->offset = memory.offset + before;
-    exposure->offer = find_offer(comm->area, memory.serial);
-    exposure->fresh = exposure->offer < 0;
-    if (exposure->fresh)
-        exposure->offer = make_offer(comm, &memory);
-    return true;
+    if (memory.own && memory.share.bytes != 0 && bytes <= memory.bytes - before) {
+        exposure->serial = memory.serial;
+        exposure->offset = memory.offset + before;
+        exposure->offer = find_offer(comm->area, memory.serial);
+        exposure->fresh = exposure->offer < 0;
+        if (exposure->fresh)
+            exposure->offer = make_offer(comm, &memory);
+    }
+    if (exposure->offer >= 0)
+        comm->offered |= (uint64_t)1 << exposure->offer;
+    else
+        exposure->attached = attach;
+    return exposure->offer >= 0 || attach;
 }
 
 void host_offers_retire(ncclComm_t comm, uint64_t serial) {
@@ -103,10 +113,11 @@ void host_mappings_drop(host_clique_t *clique, bool all) {
     }
 }
 
-bool host_reach(host_clique_t *clique, int rank, const host_exposure_t *exposure, unsigned char **pointer) {
+bool host_reach(host_clique_t *clique, int rank, const host_exposure_t *exposure, host_place_t *place) {
     host_area_t *area = host_segment_area(clique->head, rank);
-    if (atomic_load_explicit(&clique->together, memory_order_relaxed) || area->pid == getpid()) {
-        *pointer = (unsigned char *)(uintptr_t)exposure->address;
+    bool here = atomic_load_explicit(&clique->together, memory_order_relaxed) || area->pid == getpid();
+    if (here || exposure->attached) {
+        *place = (host_place_t){.at = (unsigned char *)(uintptr_t)exposure->address, .far = !here};
         return true;
     }
     bool reached = false;
@@ -118,7 +129,7 @@ bool host_reach(host_clique_t *clique, int rank, const host_exposure_t *exposure
         struct host_mapping *mapping = &mappings[exposure->offer];
         reached = map(mapping, &area->offers[exposure->offer], exposure->serial);
         if (reached)
-            *pointer = (unsigned char *)mapping->base + exposure->offset;
+            *place = (host_place_t){.at = (unsigned char *)mapping->base + exposure->offset};
     }
     pthread_mutex_unlock(&clique->mappings_lock);
     return reached;

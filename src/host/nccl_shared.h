@@ -8,10 +8,11 @@
 
 #define HOST_MAX_RANKS 64
 #define HOST_LINE_BYTES 48           /* payload that travels in the arrival's own cache line */
-#define HOST_SLOT_BYTES (256 * 1024) /* payload a rank publishes at once otherwise */
+#define HOST_SLOT_BYTES (512 * 1024) /* payload a rank publishes at once otherwise */
 #define HOST_SLOTS 4                 /* arrivals whose lines and slots exist at a time */
 #define HOST_OFFERS 64               /* allocations of a rank that others may have mapped at a time */
-#define HOST_RING_BYTES (64 * 1024)  /* bytes of a message under way between two ranks */
+#define HOST_MAGNITUDES 14           /* sizes of large operations, by powers of two */
+#define HOST_RING_BYTES (256 * 1024) /* bytes of a message under way between two ranks */
 
 typedef enum {
     HOST_ALL_REDUCE,
@@ -84,11 +85,13 @@ typedef struct {
     ncclUniqueId id;
 } host_grow_t;
 
-/* A buffer that others may use: its address for the ranks of this process, an offer for the others. */
+/* A buffer that others may use: its address for the ranks of this process; for the others an offer, or, where
+ * they attach to this process, the address too. */
 typedef struct {
     uint64_t address, serial, offset;
     int32_t offer; /* -1: none */
     bool fresh;    /* others may have to map it first */
+    bool attached;
 } host_exposure_t;
 
 /* What a rank says with the first arrival of a large operation. */
@@ -113,6 +116,7 @@ typedef struct {
     int32_t pid;
     uint64_t start; /* of the process, in clock ticks since boot */
     int32_t device, version;
+    uint64_t home;       /* where that process has the secret of this segment: whoever attaches to it looks */
     uint64_t encryption; /* which key the process has set, 0 for none */
     uint64_t ids;        /* a hash of all unique ids that its init was given */
     _Atomic uint32_t finalized;
@@ -130,18 +134,22 @@ typedef struct {
     host_post_t post[2];
     host_shrink_t shrink;
     host_grow_t grow;
+    _Atomic uint8_t way[HOST_COLLECTIVES][HOST_MAGNITUDES][2]; /* rank 0's: host_way_t of the next two */
     _Atomic uint8_t connected[HOST_COLLECTIVES];
     _Atomic uint8_t met[HOST_MAX_RANKS];
 } host_area_t;
 
 /* One direction between two ranks: a ring of bytes, and the number of the message on its way. */
 typedef struct {
-    _Alignas(64) _Atomic uint64_t head; /* bytes put in; these four are the sender's */
+    _Alignas(64) _Atomic uint64_t head; /* bytes put in; these are the sender's */
     _Atomic uint32_t offered;
     uint32_t sent_type;
     uint64_t sent_count;
+    bool direct; /* it is not put into the ring, since the receiver can reach the sender's buffer, */
+    host_exposure_t exposure;
     _Alignas(64) _Atomic uint64_t tail; /* bytes taken out; these are the receiver's */
     _Atomic uint32_t taken, refused;
+    _Atomic uint32_t unreached; /* unless it says here that it cannot */
     uint32_t wanted_type;
     uint64_t wanted_count;
     _Alignas(64) unsigned char data[HOST_RING_BYTES];

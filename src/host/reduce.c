@@ -3,9 +3,6 @@
 
 #include <assert.h>
 #include <string.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 /* ---- the table that suits this processor ------------------------------------------------------------- */
 
@@ -118,27 +115,6 @@ void host_average_factor(void *scalar, ncclDataType_t type, int ranks) {
 /* ---- whole reductions -------------------------------------------------------------------------------- */
 
 enum { TILE_BYTES = 8 * 1024, LINE_BYTES = 64 }; /* a tile and its sources stay in the first cache */
-
-/* Past the caches: a line that is written whole need not be read first, and pushes nothing out. */
-void host_copy_past(void *to, const void *from, size_t bytes) {
-#if defined(__SSE2__)
-    char *out = to;
-    const char *in = from;
-    size_t head = (size_t)(-(uintptr_t)out % LINE_BYTES);
-    if (head > bytes)
-        head = bytes;
-    memcpy(out, in, head);
-    size_t at = head;
-    for (; at + LINE_BYTES <= bytes; at += LINE_BYTES)
-        for (size_t part = at; part < at + LINE_BYTES; part += sizeof(__m128i))
-            _mm_stream_si128((__m128i *)(void *)(out + part),
-                             _mm_loadu_si128((const __m128i *)(const void *)(in + part)));
-    memcpy(out + at, in + at, bytes - at);
-    _mm_sfence(); /* such stores are ordered by nothing else */
-#else
-    memcpy(to, from, bytes);
-#endif
-}
 
 /* A tile at `at`: combine all sources in the order of the ranks, and leave the result in `last`. */
 static void fold_tile(const host_fold_t *fold, size_t at, size_t count, void *tile, void *last) {

@@ -1,6 +1,6 @@
-"""The host engine's arithmetic (src/host/reduce*.c), alone, against NumPy and ml_dtypes.
+"""The host engine's arithmetic and copies (src/host/reduce*.c, copy.c) against NumPy.
 
-Its functions are hidden in the engine, so they are compiled here on their own: as released,
+Their functions are hidden in the engine, so they are compiled here on their own: as released,
 with every instruction of this machine (where a multiply may be fused with an add), and under
 the sanitiser for undefined behaviour; each with every table of kernels that this processor has.
 """
@@ -18,7 +18,8 @@ import pytest
 from support import reference
 from support.reference import BFLOAT16, DTYPES, E4M3, E5M2, bits, same
 
-SOURCES = sorted((Path(__file__).parents[2] / "src" / "host").glob("reduce*.c"))
+ROOM = Path(__file__).parents[2] / "src" / "host"
+SOURCES = [*sorted(ROOM.glob("reduce*.c")), ROOM / "copy.c"]
 BUILDS = {
     "release": ["-O3"],
     "native": ["-O3", "-march=native", "-ffp-contract=fast"],
@@ -269,3 +270,35 @@ def test_comparison_sees_one_bit():
     zero = np.zeros(1)
     assert not same(zero, -zero)
     assert same(np.array([np.nan]), -np.array([np.nan]))
+
+
+# ---- copies past the caches ----------------------------------------------------------------
+
+
+COPIES = {"x86_64": ["avx512", "sse2"], "aarch64": ["neon"]}.get(os.uname().machine, ["plain"])
+
+
+@pytest.fixture(params=COPIES)
+def copies(build, request):
+    """Return the library, told to use one of its copies."""
+    build.host_copy_choose.restype = ctypes.c_bool
+    if not build.host_copy_choose(request.param.encode()):
+        pytest.skip(f"this processor has no {request.param}")
+    return build
+
+
+# Less than a line, lines, what is left of them; buffers that begin in the middle of one.
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 200, 4096, 10_007])
+@pytest.mark.parametrize("skew", [0, 1, 63])
+def test_copies_write_what_they_should_and_nothing_else(copies, nbytes, skew):
+    source = np.frombuffer(np.random.default_rng(nbytes).bytes(nbytes + skew), np.uint8)[skew:]
+    once, twice, slot = (np.full(nbytes + 256, 0x5A, np.uint8) for _ in range(3))
+    size = ctypes.c_size_t(nbytes)
+    copies.host_copy_past(pointer(once[64 + skew :]), pointer(source), size)
+    copies.host_copy_twice(
+        pointer(slot[65:]), pointer(twice[64 + skew :]), pointer(source), size
+    )
+    for found, begin in ((once, 64 + skew), (twice, 64 + skew), (slot, 65)):
+        wanted = np.full(nbytes + 256, 0x5A, np.uint8)
+        wanted[begin : begin + nbytes] = source
+        assert (found == wanted).all()
