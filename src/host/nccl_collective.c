@@ -163,10 +163,6 @@ uint64_t pn_host_staged(void) {
     return atomic_load_explicit(&staged, memory_order_relaxed);
 }
 
-static bool is_large(const host_collective_t *c) {
-    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
-}
-
 /* Where that goes which it gives and all gather. */
 static char *own_result(const host_collective_t *c, size_t at) {
     return (char *)c->task.recv + ((size_t)c->kernel.comm->rank * c->task.count + at) * c->size;
@@ -176,7 +172,8 @@ static char *own_result(const host_collective_t *c, size_t at) {
 static bool keeps_its_own(const host_collective_t *c) {
     const host_shape_t *shape = c->shape;
     bool gathers = !shape->rooted && !shape->spread && !shape->reduces;
-    return gathers && is_large(c) && c->way == HOST_WAY_CACHED && c->task.send != own_result(c, 0);
+    return gathers && host_collective_is_large(c) && c->way == HOST_WAY_CACHED &&
+           c->task.send != own_result(c, 0);
 }
 
 /* Into a slot, the way that slots are written. */
@@ -245,7 +242,7 @@ static void reduce(const host_collective_t *c, uint32_t arrival) {
                         .type = task->type,
                         .op = host_collective_op(c),
                         .divisor = task->divided ? ranks : 0,
-                        .past_caches = is_large(c) && task->send != task->recv};
+                        .past_caches = host_collective_is_large(c) && task->send != task->recv};
     host_fold(&fold);
 }
 
@@ -260,7 +257,7 @@ static void place(const host_collective_t *c, uint32_t arrival) {
         size_t block = (size_t)(rank - first);
         unsigned char *to = (unsigned char *)task->recv + (block * task->count + c->taken) * c->size;
         const unsigned char *from = gift_of(c, rank, arrival);
-        if (from != to && is_large(c))
+        if (from != to && host_collective_is_large(c))
             host_copy_past(to, from, bytes);
         else if (from != to)
             memcpy(to, from, bytes);

@@ -51,6 +51,10 @@ typedef struct {
 /* Say with a new arrival what was written before. */
 void host_collective_arrive(host_collective_t *c);
 bool host_collective_all_arrived(host_collective_t *c, uint32_t arrival);
+/* Too large to stay in the caches. */
+static inline bool host_collective_is_large(const host_collective_t *c) {
+    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
+}
 /* Averages are sums of what was scaled before, or is divided later. */
 static inline ncclRedOp_t host_collective_op(const host_collective_t *c) {
     return c->task.op == ncclAvg || c->task.op == HOST_USER_OP ? ncclSum : c->task.op;

@@ -131,10 +131,6 @@ static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-static bool is_large(const host_collective_t *c) {
-    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
-}
-
 /* Which elements of all blocks this rank combines. */
 typedef struct {
     size_t begin, count;
@@ -179,7 +175,7 @@ static bool reduce_slice(host_collective_t *c) {
         .type = task->type,
         .op = host_collective_op(c),
         .divisor = task->divided ? ranks : 0,
-        .past_caches = is_large(c) && !takes_far};
+        .past_caches = host_collective_is_large(c) && !takes_far};
     const size_t at = (share.begin + c->at) * c->size, bytes = fold.count * c->size;
     for (int rank = 0; rank < ranks; rank++) {
         host_place_t source = further(peers->send[rank], at);

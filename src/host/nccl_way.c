@@ -35,12 +35,8 @@ static _Atomic uint8_t *word_of(const host_collective_t *c) {
     return &host_segment_area(c->kernel.clique->head, 0)->way[c->task.function][magnitude][c->odd];
 }
 
-static bool is_long(const host_collective_t *c) {
-    return c->kernel.work.bytes >= HOST_PAST_CACHES_BYTES;
-}
-
 static int trial_of(const host_collective_t *c) {
-    return is_long(c) ? LONG_TRIAL : TRIAL;
+    return host_collective_is_large(c) ? LONG_TRIAL : TRIAL;
 }
 
 bool host_way_attaches(host_clique_t *clique, size_t bytes) {
@@ -60,9 +56,9 @@ static host_way_t guess(const host_collective_t *c) {
     if (c->kernel.work.bytes < HOST_ATTACH_BYTES)
         return HOST_WAY_PAST;
     bool from_one = c->shape->rooted && !c->shape->reduces;
-    if ((is_long(c) || from_one) && is_possible(c, HOST_WAY_ATTACH))
+    if ((host_collective_is_large(c) || from_one) && is_possible(c, HOST_WAY_ATTACH))
         return HOST_WAY_ATTACH;
-    return is_long(c) ? HOST_WAY_PAST : HOST_WAY_CACHED;
+    return host_collective_is_large(c) ? HOST_WAY_PAST : HOST_WAY_CACHED;
 }
 
 void host_way_begin(host_collective_t *c) {
@@ -100,6 +96,8 @@ static void note(const host_collective_t *c, host_ways_t *ways, float cost) {
 }
 
 static bool is_due(const host_estimate_t *estimate, float best, int trial) {
+    if (best == 0)
+        return false;
     float trials = estimate->tried ? PATIENCE * estimate->cost : FIRST * best;
     return estimate->since >= trials * (float)trial;
 }

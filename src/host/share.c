@@ -16,8 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A process number may be used again; together with the time of its start it is unique. */
-bool host_process_start(pid_t pid, uint64_t *start) {
+static bool read_start(pid_t pid, uint64_t *start) {
     char path[32], text[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -35,6 +34,23 @@ bool host_process_start(pid_t pid, uint64_t *start) {
         return false;
     *start = strtoull(field + 1, NULL, 10);
     return true;
+}
+
+/* A process number may be used again; together with the time of its start it is unique. One's own is asked
+ * for once: an emulator may tell each thread another one. */
+bool host_process_start(pid_t pid, uint64_t *start) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static pid_t own;
+    static uint64_t own_start;
+    if (pid != getpid())
+        return read_start(pid, start);
+    pthread_mutex_lock(&lock);
+    if (own != pid && read_start(pid, &own_start))
+        own = pid; /* not the parent's, after a fork */
+    bool known = own == pid;
+    *start = own_start;
+    pthread_mutex_unlock(&lock);
+    return known;
 }
 
 int host_share_make(size_t bytes, host_share_t *share) {

@@ -127,7 +127,10 @@ def test_a_killed_process_leaves_nothing(engine, temper):
     nccl_ranks.run_processes(
         engine, 2, dies_in_init, environment=environment, exits={0: -9, 1: -9}
     )
-    assert shared() == before
+    end = time.monotonic() + 20  # what other programs make meanwhile goes with them
+    while shared() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert shared() - before == set()
 
 
 # ---- ids and the exchange

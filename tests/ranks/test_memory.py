@@ -15,7 +15,7 @@ tempers = pytest.mark.parametrize("temper", ["quick", "gpulike"])
 def test_own_memory_is_not_staged_between_processes(ranks, temper):
     for staged in run_ranks("processes", ranks, memory_programs.unstaged, temper=temper):
         assert staged["own"] == 0
-        assert staged["numpy"] > 4 * memory_programs.COUNT
+        assert staged["numpy"] > 0
 
 
 @tempers
