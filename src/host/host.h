@@ -357,6 +357,11 @@ PN_EXPORT void pn_host_live(host_live_t *live);
  * arrival, and not by letting others read the buffer itself. */
 PN_EXPORT uint64_t pn_host_staged(void);
 
+/* So many sums of float32, each followed by a wait for the stream: nanoseconds for all of them, -1 if a call
+ * failed. */
+PN_EXPORT int64_t pn_host_turns(ncclComm_t comm, CUstream stream, const void *send, void *recv, size_t count,
+                                int turns);
+
 /* How many misuses were reported since the last call; the first of them in words, one a line. */
 PN_EXPORT int64_t pn_host_misuse_take(char *text, size_t bytes);
 

@@ -73,6 +73,30 @@ def test_the_way_is_chosen_by_trying_and_by_all_alike(engine, temper):
     assert all(other == first for other in others)
 
 
+# ---- the benchmark's caller -----------------------------------------------------------------
+
+
+def turns(rank: Rank) -> list[int]:
+    """So many sums by the caller in C, and one that cannot be."""
+    given, summed = np.full(2, rank.rank + 1, np.float32), np.zeros(2, np.float32)
+    ends = [ctypes.c_void_p(array.ctypes.data) for array in (given, summed)]
+    call = rank.engine.library.pn_host_turns
+    call.restype = ctypes.c_int64
+    stream = ctypes.c_void_p(rank.stream)
+    found = [
+        call(comm, stream, *ends, ctypes.c_size_t(2), 100) for comm in (rank.comm, None)
+    ]
+    assert (summed == 3).all()
+    rank.finish()
+    return found
+
+
+def test_the_caller_in_c_sums_or_says_that_it_cannot(engine, temper):
+    for taken, refused in run(engine, 2, turns, temper):
+        assert taken > 0
+        assert refused == -1
+
+
 # ---- ranks that may not attach -------------------------------------------------------------
 
 

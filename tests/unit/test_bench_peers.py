@@ -54,3 +54,14 @@ def test_blocks_of_a_case():
     case = Case("reduce_scatter", 64, 1, 2)
     assert (case.send.size, case.recv.size) == (16, 8)
     assert np.array_equal(case.wanted, 2 * np.arange(8, 16) + 1)
+
+
+def test_short_operations_are_those_of_a_caller_in_c():
+    row = next(row for row in peers.ROWS if row.case == peers.SHORT and row.size == 4)
+    times = {
+        ("ours", 4): {peers.SHORT: 5.0, peers.IN_C: 3.0},
+        (peers.MPICH, 4): {peers.SHORT: 6.0},
+    }
+    figure = peers.figure(row, times, [peers.MPICH], {})
+    assert (figure.ours, figure.passed) == (3.0, True)
+    assert figure.notes == {"the same called by ctypes, us": 5.0}
