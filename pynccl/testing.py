@@ -61,6 +61,7 @@ _SETTINGS = {
     "launch_cost_us": ("PYNCCL_HOST_LAUNCH_COST_US", ""),
     "launch_depth": ("PYNCCL_HOST_LAUNCH_DEPTH", ""),
     "read_delay_us": ("PYNCCL_HOST_READ_DELAY_US", ""),
+    "way": ("PYNCCL_HOST_WAY", "measured"),
     "seed": ("PYNCCL_HOST_SEED", "1"),
     "faults": ("PYNCCL_HOST_FAULTS", ""),
     "multi_rank": ("NCCL_MULTI_RANK_GPU_ENABLE", "0"),
@@ -90,7 +91,7 @@ def settings(**values: str | int) -> Iterator[None]:
         **values: ``mode="faithful"``, ``temper="gpulike"``, ``quirks="depth-leak"``,
             ``misuse="report"`` or ``"abort"`` (the process), see `misuse`,
             ``pointers="own"``, ``launch_cost_us=20``, ``launch_depth=4``,
-            ``read_delay_us=500``, ``launch_blocking=1``, ``runtime_connect=0``,
+            ``read_delay_us=500``, ``way="past"``, ``launch_blocking=1``, ``runtime_connect=0``,
             ``multi_rank=1``, ``seed=7``, ``faults="..."``, ``nccl_version="2.21.5"`` (what came
             later is refused, but was found before). ``devices`` can be set only before
             the first device is used.

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from pynccl._native.abi cimport pn_mailbox_t, pn_op_t
+from pynccl._native.abi cimport pn_mailbox_t, pn_op_t, pn_wait_t
 
 cdef class Operation:
     cdef pn_op_t c
@@ -17,6 +17,8 @@ cdef class Reactor:
     cdef Py_ssize_t waiting  # waits that are addressed to its mailbox, or lie in it
     cdef object __weakref__
     cdef int drain_box(self) except -1
+    cdef int deliver_all(self, pn_wait_t **waits, object loop) except -1
+    cdef int tell(self, object loop, tuple token) except -1
 
 cdef int drain_done() except -1
 cdef bint gives_way(int64_t now) except -1

@@ -13,6 +13,7 @@
    meanwhile is emptied by drain_done until nothing is addressed to it any more.
 """
 
+from cpython.exc cimport PyErr_WriteUnraisable
 from cpython.mem cimport PyMem_Free
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t
@@ -71,33 +72,29 @@ cdef class Operation:
 
 # ---- draining --------------------------------------------------------------------------------
 
+# What has been taken from the engine room is nowhere else: an exception in the middle of a list,
+# which may be a Ctrl-C, is raised again once all the rest has been seen to.
+
 cdef int drain_done() except -1:
     """Let go of everything that the device is done with."""
-    cdef pn_op_t *op = pn_done_take()
-    cdef pn_op_t *following
+    cdef pn_op_t *done = pn_done_take()
     # What asks or parts has not been let go of, unless it is on the done list as well: so these
     # come first. They are held before anything else, since that may drain in its turn.
     cdef pn_uneven_t *asking = held_asking(pn_asking_take())
     cdef pn_op_t *parting = held_parting(pn_parting_take())
-    cdef Operation held
-    if asking != NULL:
-        answer_all(asking)
-    if parting != NULL:
-        part_all(parting)
-    while op != NULL:
-        following = op.next_done
-        held = <Operation>op.owner
-        held.keep = None
-        held.waits = None
-        if op.outcome.source != PN_OK:
-            held.failed()
-        else:
-            held.ended()
-        Py_DECREF(held)
-        op = following
+    cdef object trouble = None
+    while asking != NULL or parting != NULL or done != NULL:
+        try:
+            answer_all(&asking)
+            part_all(&parting)
+            release_all(&done)
+        except BaseException as error:
+            trouble = error
     # An operation is put on the done list after its waits into their mailboxes.
     if orphans:
         empty_orphans()
+    if trouble is not None:
+        raise trouble
     return 0
 
 
@@ -117,25 +114,45 @@ cdef pn_op_t *held_parting(pn_op_t *first) noexcept:
     return first
 
 
-cdef int answer_all(pn_uneven_t *asking) except -1:
+# These move a list on before they do anything that may fail; `held` is a reference of its own.
+
+cdef int answer_all(pn_uneven_t **asking) except -1:
     """Let each operation of a list of asking ones, held for that, answer."""
     cdef Operation held
-    while asking != NULL:
-        held = <Operation>asking.op.owner
-        asking = asking.next
-        held.asked()
+    while asking[0] != NULL:
+        held = <Operation>asking[0].op.owner
+        asking[0] = asking[0].next
         Py_DECREF(held)
+        held.asked()
     return 0
 
 
-cdef int part_all(pn_op_t *op) except -1:
+cdef int part_all(pn_op_t **parting) except -1:
     """Let each operation of a list of parting ones, held for that, leave its communicator."""
     cdef Operation held
-    while op != NULL:
-        held = <Operation>op.owner
-        op = op.next_parting
-        held.parted()
+    while parting[0] != NULL:
+        held = <Operation>parting[0].owner
+        parting[0] = parting[0].next_parting
         Py_DECREF(held)
+        held.parted()
+    return 0
+
+
+cdef int release_all(pn_op_t **done) except -1:
+    """Let go of each operation of a list of those that have ended."""
+    cdef Operation held
+    cdef pn_op_t *op
+    while done[0] != NULL:
+        op = done[0]
+        done[0] = op.next_done
+        held = <Operation>op.owner
+        Py_DECREF(held)
+        held.keep = None
+        held.waits = None
+        if op.outcome.source != PN_OK:
+            held.failed()
+        else:
+            held.ended()
     return 0
 
 
@@ -146,8 +163,11 @@ def _reap():
             again = pn_reaper_wait()
         if not again:
             return
-        drain_done()
-        sweep()
+        try:
+            drain_done()
+            sweep()
+        except BaseException:  # nobody else would come for what ends after this
+            PyErr_WriteUnraisable(None)
 
 
 cdef object reaper = None
@@ -192,34 +212,55 @@ cdef class Reactor:
             pn_mailbox_free(self.box)
 
     cdef int drain_box(self) except -1:
-        cdef pn_wait_t *wait
-        cdef pn_wait_t *following
+        cdef pn_wait_t *waits
+        cdef object trouble = None
         with nogil:
-            wait = pn_mailbox_take(self.box)
+            waits = pn_mailbox_take(self.box)
         loop = self.loop()
+        while waits != NULL:
+            try:
+                self.deliver_all(&waits, loop)
+            except BaseException as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
+        return 0
+
+    cdef int deliver_all(self, pn_wait_t **waits, object loop) except -1:
+        """Tell each wait of a list that it has ended; after an exception, go on with the rest."""
+        cdef pn_wait_t *wait
         closed = loop is None or loop.is_closed()
         mine = not closed and running_loop() is loop
-        while wait != NULL:
-            following = wait.next
+        while waits[0] != NULL:
+            wait = waits[0]
+            waits[0] = wait.next
             self.waiting -= 1
             if mine:
                 pn_suspended(-1)
-            _, work, futures = <tuple>wait.token
-            Py_DECREF(<tuple>wait.token)
+            token = <tuple>wait.token
+            Py_DECREF(token)
             PyMem_Free(wait)
-            wait = following
-            if closed:
-                continue
-            for future in <list>futures:
-                try:
-                    if type(future) is tuple:
-                        work.settle((<tuple>future)[0])
-                    elif not future.done():
-                        future.set_result(None)
-                except Exception as error:  # one that cannot be told must not silence the rest
-                    loop.call_exception_handler(
-                        {"message": "a wait could not be told its end", "exception": error}
-                    )
+            if not closed:
+                self.tell(loop, token)
+        return 0
+
+    cdef int tell(self, object loop, tuple token) except -1:
+        cdef object trouble = None
+        _, work, futures = token
+        for future in <list>futures:
+            try:
+                if type(future) is tuple:
+                    work.settle((<tuple>future)[0])
+                elif not future.done():
+                    future.set_result(None)
+            except Exception as error:  # one that cannot be told must not silence the rest
+                loop.call_exception_handler(
+                    {"message": "a wait could not be told its end", "exception": error}
+                )
+            except BaseException as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
         return 0
 
     def on_readable(self):

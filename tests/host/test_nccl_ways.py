@@ -83,9 +83,7 @@ def turns(rank: Rank) -> list[int]:
     call = rank.engine.library.pn_host_turns
     call.restype = ctypes.c_int64
     stream = ctypes.c_void_p(rank.stream)
-    found = [
-        call(comm, stream, *ends, ctypes.c_size_t(2), 100) for comm in (rank.comm, None)
-    ]
+    found = [call(comm, stream, *ends, ctypes.c_size_t(2), 100) for comm in (rank.comm, None)]
     assert (summed == 3).all()
     rank.finish()
     return found
