@@ -72,8 +72,8 @@ cdef class Operation:
 
 # ---- draining --------------------------------------------------------------------------------
 
-# What has been taken from the engine room is nowhere else: an exception in the middle of a list,
-# which may be a Ctrl-C, is raised again once all the rest has been seen to.
+# What was taken from the engine room is nowhere else: an exception amid a list, which may be
+# a Ctrl-C, is raised again once the rest has been seen to.
 
 cdef int drain_done() except -1:
     """Let go of everything that the device is done with."""
@@ -227,7 +227,7 @@ cdef class Reactor:
         return 0
 
     cdef int deliver_all(self, pn_wait_t **waits, object loop) except -1:
-        """Tell each wait of a list that it has ended; after an exception, go on with the rest."""
+        """Tell each wait of a list that it has ended; to be called again after an exception."""
         cdef pn_wait_t *wait
         closed = loop is None or loop.is_closed()
         mine = not closed and running_loop() is loop
