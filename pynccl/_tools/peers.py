@@ -89,6 +89,8 @@ def figure(
         notes["the same loads and stores by NumPy, us"] = ours["bound"]
         if mpi:  # or 80 % of the memory's own bound, whichever is less
             must[BEST] = min(must[BEST], 0.8 * found[BEST] / ours["bound"])
+    if f"{row.case} bound" in ours:
+        notes["as much memory copied with nobody to wait for, us"] = ours[f"{row.case} bound"]
     value = ours[row.case]
     if row.case == SHORT:
         notes["the same called by ctypes, us"], value = value, ours[IN_C]

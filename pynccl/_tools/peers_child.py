@@ -24,6 +24,7 @@ ALL_REDUCES = {2: (8, 64 * KIB, MIB, 64 * MIB), 4: (8, 64 * MIB)}  # by the numb
 TURNS = {8: 20_000, 64 * KIB: 400, MIB: 60, 64 * MIB: 12}
 MOVES = ("all_gather", "reduce_scatter", "broadcast", "all_to_all")
 MOVED = 16 * MIB  # the larger of the two buffers
+WHOLE = ("all_gather", "all_to_all")  # every rank takes as much as all give
 MOVE_TURNS = 40
 ROUNDS = 20
 SETTLE_S = 0.2
@@ -205,6 +206,28 @@ def host(library: str, rank: int, size: int, unique_id: str) -> dict[str, float]
     )
     if size == 2:
         found |= registered(engine, rank, size)
+        found |= {
+            f"{name} bound": memory_bound(engine, Case(name, MOVED, rank, size))
+            for name in WHOLE
+        }
+    return found
+
+
+def memory_bound(engine: Host, case: Case) -> float:
+    """What both ranks need to copy as much as they take, at once, with nobody to wait for."""
+    barrier = engine.call("ncclAllReduce", *[case.recv.ctypes.data] * 2, 2, FLOAT32, SUM)
+    step = min(case.send.nbytes, case.recv.nbytes)
+    places = [case.recv.ctypes.data + at for at in range(0, case.recv.nbytes, step)]
+    copy = engine.library.pn_host_copy
+    copy.argtypes, copy.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], None
+
+    def copies() -> None:
+        for place in places:
+            copy(place, case.send.ctypes.data, step)
+
+    barrier()
+    found = median_us(copies, MOVE_TURNS)
+    barrier()
     return found
 
 

@@ -362,6 +362,9 @@ PN_EXPORT uint64_t pn_host_staged(void);
 PN_EXPORT int64_t pn_host_turns(ncclComm_t comm, CUstream stream, const void *send, void *recv, size_t count,
                                 int turns);
 
+/* A copy with stores past the caches. */
+PN_EXPORT void pn_host_copy(void *to, const void *from, size_t bytes);
+
 /* How many misuses were reported since the last call; the first of them in words, one a line. */
 PN_EXPORT int64_t pn_host_misuse_take(char *text, size_t bytes);
 

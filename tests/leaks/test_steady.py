@@ -67,6 +67,20 @@ def leaks(samples: list[dict[str, int]]) -> list[str]:
     return found
 
 
+def lasting(program: str, total: int, temper: str) -> list[str]:
+    """What grows each time: on a busy machine pools may fill late; a leak is always there."""
+    found: list[str] = []
+    for _ in range(3):
+        samples = run(program, total, temper)
+        assert samples[-1]["binding operations"] == 0
+        again = leaks(samples)
+        names = {one.partition(":")[0] for one in again}
+        found = [one for one in found or again if one.partition(":")[0] in names]
+        if not found:
+            break
+    return found
+
+
 @pytest.mark.parametrize(
     ("program", "total"),
     [
@@ -78,20 +92,16 @@ def leaks(samples: list[dict[str, int]]) -> list[str]:
     ],
 )
 def test_nothing_grows(program: str, total: int) -> None:
-    samples = run(program, total, "quick")
-    assert leaks(samples) == []
-    assert samples[-1]["binding operations"] == 0
+    assert lasting(program, total, "quick") == []
 
 
 @pytest.mark.parametrize(
     ("program", "total"), [("through_lanes", 2_000), ("lives", 200), ("memory", 200)]
 )
 def test_nothing_grows_where_calls_block(program: str, total: int) -> None:
-    samples = run(program, total, "gpulike")
-    assert leaks(samples) == []
-    assert samples[-1]["binding operations"] == 0
+    assert lasting(program, total, "gpulike") == []
 
 
 def test_a_planted_leak_is_caught() -> None:
-    found = leaks(run("planted", 10_000, "quick"))
+    found = lasting("planted", 10_000, "quick")
     assert [name.partition(":")[0] for name in found] == ["bytes", "files", "blocks"]
