@@ -107,11 +107,14 @@ async def test_calls_keep_nothing(monkeypatch: pytest.MonkeyPatch, long: bool) -
         gc.collect()
         tracemalloc.start()
         calls(1000)
+        await asyncio.sleep(0.05)  # whatever has ended is let go of by then
         before, _ = tracemalloc.get_traced_memory()
         calls(total)
+        await asyncio.sleep(0.05)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         grown[name] = after - before
     await comm.close()
-    assert max(grown.values()) < 20_000, grown
+    # One object kept of each call would be 160,000 bytes at least; pools come and go.
+    assert max(grown.values()) < 60_000, grown
