@@ -1,26 +1,7 @@
 /* Three ranks in one process: sums, a gathering and messages round the ring, small and large. */
-#include <nccl.h>
-
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(cudaStream_t *stream, unsigned int flags);
-int cuStreamSynchronize(cudaStream_t stream);
+#include "../clients/programs/client.h"
 
 enum { RANKS = 3, MOST = 1000003 };
-
-#define MUST(call)                                                                                           \
-    do {                                                                                                     \
-        int code = (int)(call);                                                                              \
-        if (code != 0) {                                                                                     \
-            fprintf(stderr, "%s: %d, %s\n", #call, code, ncclGetLastError(NULL));                            \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static float given[RANKS][MOST], summed[RANKS][MOST], passed[RANKS][MOST], gathered[RANKS][RANKS * MOST];
 static ncclComm_t comms[RANKS];

@@ -108,13 +108,13 @@ async def test_calls_keep_nothing(monkeypatch: pytest.MonkeyPatch, long: bool) -
         tracemalloc.start()
         calls(1000)
         await asyncio.sleep(0.05)  # whatever has ended is let go of by then
-        before, _ = tracemalloc.get_traced_memory()
-        calls(total)
-        await asyncio.sleep(0.05)
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
+        found = [tracemalloc.get_traced_memory()[0]]
+        for _ in range(2):  # pools may fill late, but what each call keeps is there both times
+            calls(total)
+            await asyncio.sleep(0.05)
+            gc.collect()
+            found.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        grown[name] = after - before
+        grown[name] = min(found[1] - found[0], found[2] - found[1])
     await comm.close()
-    # One object kept of each call would be 160,000 bytes at least; pools come and go.
-    assert max(grown.values()) < 60_000, grown
+    assert max(grown.values()) < 20_000, grown

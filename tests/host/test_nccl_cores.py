@@ -38,5 +38,6 @@ def polls(rank: Rank, core: int) -> float:
 def test_a_poll_gives_way_to_a_rank_on_the_same_core(engine):
     """Without that each turn would last as long as the kernel lets a busy process run."""
     core = min(os.sched_getaffinity(0))
-    for used in nccl_ranks.run_processes(engine, 2, polls, core):
-        assert used < TURNS * SLICE_S / 2
+    # Others who want this core take turns too: the best of three is the ranks' own doing.
+    runs = [max(nccl_ranks.run_processes(engine, 2, polls, core)) for _ in range(3)]
+    assert min(runs) < TURNS * SLICE_S / 4

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hostlib import Engine
     from support.reference import Array
 
+MANY = 3_000_017  # beyond what stays in the caches
 COUNT = 20_011  # beyond what goes through slots in any case, and no multiple of anything
 
 
@@ -51,19 +52,25 @@ class Registered(Case):
         self.rank.must("ncclMemFree", ctypes.c_void_p(self.pointer))
 
 
-def everything(rank: Rank) -> int:
-    """Every operation, in place and not; how many bytes were staged meanwhile."""
+def every_operation(rank: Rank, kind: type[Case]) -> int:
+    """Each of them, in place and not; how many bytes were staged meanwhile."""
     before = staged(rank)
     for operation in OPERATIONS:
         for in_place in (False, True):
             if not (in_place and operation == "all_to_all"):
-                Registered(rank, operation, FLOAT32, COUNT, "sum", in_place).check()
-    Registered(rank, "all_reduce", BFLOAT16, COUNT, "avg", True).check()
-    Registered(rank, "reduce", 2, COUNT, "avg", False).check()
-    Registered(rank, "all_reduce", FLOAT32, 3_000_017, "max", False).check()
+                kind(rank, operation, FLOAT32, COUNT, "sum", in_place).check()
+    kind(rank, "all_reduce", BFLOAT16, COUNT, "avg", True).check()
+    kind(rank, "reduce_scatter", BFLOAT16, COUNT, "avg", False).check()
+    kind(rank, "reduce", 2, COUNT, "avg", False).check()
+    for operation in ("all_reduce", "all_gather", "broadcast", "gather"):
+        kind(rank, operation, FLOAT32, MANY, "max", False).check()
     after = staged(rank)
     rank.finish()
     return after - before
+
+
+def everything(rank: Rank) -> int:
+    return every_operation(rank, Registered)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 from hostlib import NOT_READY
 from nccl_ranks import CUDA, REMOTE, Rank
-from test_nccl_collectives import BFLOAT16, FLOAT32, OPERATIONS, Case
-from test_nccl_direct import Registered, allocate, staged
+from test_nccl_collectives import FLOAT32, OPERATIONS, Case
+from test_nccl_direct import COUNT, MANY, Registered, allocate, every_operation, staged
 
 if TYPE_CHECKING:
     from support.reference import Array
 
 WAYS = ["cached", "past", "attach"]
-COUNT = 20_011
-MANY = 3_000_017  # beyond what stays in the caches
 
 
 def run(engine, ranks, body, temper, *arguments, way="measured"):
@@ -33,20 +31,7 @@ def run(engine, ranks, body, temper, *arguments, way="measured"):
 
 
 def everything(rank: Rank) -> int:
-    """Every operation, in place and not; how many bytes were staged meanwhile."""
-    before = staged(rank)
-    for operation in OPERATIONS:
-        for in_place in (False, True):
-            if not (in_place and operation == "all_to_all"):
-                Case(rank, operation, FLOAT32, COUNT, "sum", in_place).check()
-    Case(rank, "all_reduce", BFLOAT16, COUNT, "avg", True).check()
-    Case(rank, "reduce_scatter", BFLOAT16, COUNT, "avg", False).check()
-    Case(rank, "reduce", 2, COUNT, "avg", False).check()
-    for operation in ("all_reduce", "all_gather", "broadcast", "gather"):
-        Case(rank, operation, FLOAT32, MANY, "max", False).check()
-    found = staged(rank) - before
-    rank.finish()
-    return found
+    return every_operation(rank, Case)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,30 +1,9 @@
-/* A program that is linked with -lnccl and -lcuda: RANK RANKS FILE. It brings its own prototypes of the
- * driver, since NCCL's wheel has no cuda.h. */
-#include <nccl.h>
+/* A program that is linked with -lnccl and -lcuda: RANK RANKS FILE. */
+#include "client.h"
 
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxSetCurrent(void *context);
-int cuStreamCreate(cudaStream_t *stream, unsigned int flags);
-int cuStreamSynchronize(cudaStream_t stream);
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes);
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes);
-
 enum { COUNT = 100000 };
-
-#define MUST(call)                                                                                           \
-    do {                                                                                                     \
-        int code = (int)(call);                                                                              \
-        if (code != 0) {                                                                                     \
-            fprintf(stderr, "%s: %d, %s\n", #call, code, ncclGetLastError(NULL));                            \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static void exchange(const char *path, int rank, ncclUniqueId *id) {
     char partial[4096];
